@@ -1,0 +1,51 @@
+"""When a block and an answer are complete, read off the token ids alone.
+
+The same functions serve the worker's scheduler (after each pass), the router's driver (what a
+client is told) and the simulator. Stop strings are the router's business: they need text.
+"""
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+
+
+class Completion(StrEnum):
+    """What a pass has completed."""
+
+    NOTHING = "nothing"
+    BLOCK = "block"
+    ANSWER = "answer"
+
+
+def first_settled_eos(
+    ids: Sequence[int], start: int, mask_id: int, eos_ids: Collection[int]
+) -> int | None:
+    """Position of the first EOS from ``start`` on that has no mask before it, or ``None``.
+
+    Args:
+        ids: the whole sequence.
+        start: where the answer (or the current block, earlier ones being complete) begins.
+    """
+    for position in range(start, len(ids)):
+        if ids[position] == mask_id:
+            return None
+        if ids[position] in eos_ids:
+            return position
+    return None
+
+
+def completion(
+    ids: Sequence[int], block: range, mask_id: int, eos_ids: Collection[int]
+) -> Completion:
+    """What is complete after a pass over ``block``, all earlier blocks being complete.
+
+    An answer ends at an EOS that has no mask before it, mid-block too (design section 3, *EOS*).
+    ``eos_ids`` is empty when EOS is ignored.
+    """
+    masked = False
+    for position in block:
+        if ids[position] == mask_id:
+            masked = True
+            break
+        if ids[position] in eos_ids:
+            return Completion.ANSWER
+    return Completion.NOTHING if masked else Completion.BLOCK

@@ -1,0 +1,99 @@
+"""How a worker's lease lies in Redis: key names and fields, shared by both sides.
+
+The worker renews its lease as one hash with an expiry; routers read it in their scripts. Every
+key carries one hash tag, so that Redis Cluster keeps them in one slot, and the ledger's version,
+so that old and new routers run side by side.
+"""
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from sangam_core.decoding import WireModel
+from sangam_core.errors import ConfigurationError
+from sangam_core.placement import Role
+from sangam_core.wire import PROTOCOL_VERSION
+
+LEDGER_VERSION = 1
+
+
+class LedgerKeys:
+    """Key names under one namespace (several deployments may share a Redis).
+
+    Raises:
+        ConfigurationError: the namespace holds a brace, which would change the hash tag.
+    """
+
+    def __init__(self, namespace: str = "sangam") -> None:
+        if not namespace or "{" in namespace or "}" in namespace:
+            raise ConfigurationError(
+                f"redis namespace {namespace!r}: must be non-empty and without braces"
+            )
+        self.prefix = f"{{{namespace}}}:v{LEDGER_VERSION}:"
+
+    @property
+    def workers(self) -> str:
+        """Set of the ids of all workers that hold, or lately held, a lease."""
+        return self.prefix + "workers"
+
+    def worker(self, worker_id: str) -> str:
+        """Hash with expiry: a worker's lease (``WorkerLease`` fields)."""
+        return f"{self.prefix}worker:{worker_id}"
+
+    def desired_role(self, worker_id: str) -> str:
+        """String: the role an operator wants the worker to have; absent means keep."""
+        return f"{self.prefix}desired_role:{worker_id}"
+
+    @property
+    def wake_channel(self) -> str:
+        """Pub/sub channel: something came free or the fleet changed; waiters look again."""
+        return self.prefix + "wake"
+
+
+class WorkerLease(WireModel):
+    """What a worker publishes of itself with every heartbeat.
+
+    Attributes:
+        epoch: random per process start and role switch, never counted.
+        role: the effective role. boot_role: the one it started with.
+        url: base of its internal API, e.g. ``http://10.0.0.7:21034``.
+        total_pages: its KV pool; free_pages: as its own allocator counts them.
+        model: what it serves; routers give it work only for the same model.
+        max_sequence_tokens: the model's limit on prompt + L.
+        carried_tokens: the scheduler's deficit S, as of the heartbeat.
+    """
+
+    worker_id: str
+    epoch: str
+    role: Role
+    boot_role: Role
+    url: str
+    model: str
+    protocol: int = PROTOCOL_VERSION
+    version: str = ""
+    is_draining: bool = False
+    total_pages: int
+    free_pages: int
+    page_tokens: int
+    block_length: int
+    max_sequence_tokens: int
+    num_waiting: int = 0
+    num_running: int = 0
+    carried_tokens: int = 0
+    tau_tokens: int = 0
+
+    def fields(self) -> dict[str, str]:
+        """The lease as the fields of a Redis hash (booleans as 0 and 1)."""
+        return {
+            name: str(int(value)) if isinstance(value, bool) else str(value)
+            for name, value in self.model_dump(mode="json").items()
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, str]) -> "WorkerLease | None":
+        """Read a lease back; unknown fields (a newer worker's) are dropped, a torn one is None."""
+        known = {name: value for name, value in fields.items() if name in cls.model_fields}
+        try:
+            return cls.model_validate(known)
+        except ValidationError:
+            return None

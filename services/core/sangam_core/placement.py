@@ -1,0 +1,154 @@
+"""Algorithm 2, hybrid placement: where a (re-)prefill goes, and where its decode goes.
+
+Pure: a snapshot of the fleet in, a worker out, or ``None`` when the request has to wait. The
+router's driver asks, then reserves the answer in Redis, where one script checks it again; the
+simulator asks the same functions.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sangam_core.ties import tie_break
+
+
+class Role(StrEnum):
+    """What a worker admits. One class of worker, three settings."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COLOCATED = "colocated"
+
+    @property
+    def can_prefill(self) -> bool:
+        """Whether it takes prefills."""
+        return self is not Role.DECODE
+
+    @property
+    def can_decode(self) -> bool:
+        """Whether it takes decodes."""
+        return self is not Role.PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """One worker as the ledger sees it.
+
+    Attributes:
+        outstanding_prefill_tokens: o_w, reserved prefill tokens whose iteration has not run.
+        free_pages: the pool less every reservation.
+        total_pages: the pool.
+        is_draining: takes no new work (shutdown, or a role switch under way).
+    """
+
+    worker_id: str
+    epoch: str
+    role: Role
+    outstanding_prefill_tokens: int
+    free_pages: int
+    total_pages: int
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """The workers, and the pages that prefilled requests are waiting for (pending decodes)."""
+
+    workers: tuple[WorkerLoad, ...]
+    pending_decode_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPolicy:
+    """Algorithm 2's parameters.
+
+    Attributes:
+        theta_tokens: load of a prefill worker from which on it is passed over for a colocated
+            one. ``inf`` never overflows for load.
+        is_overflow_allowed: ``False`` is static disaggregation: prefill workers get every
+            prefill, for want of pages too.
+    """
+
+    theta_tokens: float = math.inf
+    is_overflow_allowed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a block asks of a worker.
+
+    Attributes:
+        cost_tokens: its prefill (prompt + L).
+        num_pages: pages for its KV; 0 for the strategy ``none``.
+        needs_colocated: the strategy has no KV to move (``none``).
+    """
+
+    request_id: str
+    cost_tokens: int
+    num_pages: int
+    needs_colocated: bool = False
+
+
+def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> WorkerLoad | None:
+    """Choose the worker for a (re-)prefill (paper, Algorithm 2, hybrid placement).
+
+    The least loaded prefill worker, while one is under theta and has pages. Else the least
+    loaded colocated worker under theta whose free pages hold the request after the pending
+    decodes. Else the least loaded prefill worker that has pages, at any load. Without prefill
+    workers (colocated serving), the least loaded colocated worker that has pages.
+    """
+    active = [worker for worker in fleet.workers if not worker.is_draining]
+    colocated = _with_pages(
+        (worker for worker in active if worker.role is Role.COLOCATED),
+        demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0),
+    )
+    dedicated = [worker for worker in active if worker.role is Role.PREFILL]
+    if demand.needs_colocated or not dedicated:
+        return _least_loaded(colocated, demand)
+    ready = _with_pages(dedicated, demand.num_pages)
+    best = _least_loaded(ready, demand)
+    if best is not None and best.outstanding_prefill_tokens < policy.theta_tokens:
+        return best
+    if policy.is_overflow_allowed:
+        under_theta = [
+            worker
+            for worker in colocated
+            if worker.outstanding_prefill_tokens < policy.theta_tokens
+        ]
+        overflow = _least_loaded(under_theta, demand)
+        if overflow is not None:
+            return overflow
+    return best
+
+
+def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
+    """Choose the worker that decodes a prefilled block: most free pages that hold it."""
+    able = _with_pages(
+        (worker for worker in fleet.workers if worker.role.can_decode and not worker.is_draining),
+        demand.num_pages,
+    )
+    return _first(able, demand, lambda worker: -worker.free_pages)
+
+
+def can_ever_hold(fleet: FleetLoad, num_pages: int) -> bool:
+    """Whether some worker's whole pool would hold a block; a request that never fits is refused."""
+    return any(worker.total_pages >= num_pages for worker in fleet.workers)
+
+
+def _with_pages(workers: Iterable[WorkerLoad], num_pages: int) -> list[WorkerLoad]:
+    return [worker for worker in workers if worker.free_pages >= num_pages]
+
+
+def _least_loaded(workers: Iterable[WorkerLoad], demand: Demand) -> WorkerLoad | None:
+    return _first(workers, demand, lambda worker: worker.outstanding_prefill_tokens)
+
+
+def _first(
+    workers: Iterable[WorkerLoad], demand: Demand, key: Callable[[WorkerLoad], int]
+) -> WorkerLoad | None:
+    return min(
+        workers,
+        key=lambda worker: (key(worker), tie_break(demand.request_id, worker.worker_id)),
+        default=None,
+    )

@@ -1,0 +1,1 @@
+"""The stateless router: OpenAI-compatible API, request driver, Redis ledger."""

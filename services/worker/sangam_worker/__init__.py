@@ -1,0 +1,1 @@
+"""The worker: one engine (one GPU) behind an internal HTTP API."""

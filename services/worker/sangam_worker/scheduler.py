@@ -1,0 +1,337 @@
+"""Builds each iteration: every decode, then whole prefills as the deficit token budget allows.
+
+Owns the blocks on this worker, their order and their pages. Decides who runs; it neither
+computes (engine) nor reads a clock (loop) nor talks to anyone (service). The worker's loop and
+the simulator call it: ``next_plan`` and ``apply`` in turn, the rest in between. One thread.
+"""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+
+from sangam_core.admission import Candidate, admit
+from sangam_core.answer import Completion, completion
+from sangam_core.decoding import Commit, EosRule
+from sangam_core.wire import BlockKey
+from sangam_worker.block_state import BlockState, Stage
+from sangam_worker.pages import PageAllocator
+from sangam_worker.plan import Outcome, Pass, PassOutcome, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one pass did for one block.
+
+    Attributes:
+        step: the pass's number. counts: False for a repeated prefill, which commits nothing.
+        is_first_here: the block's first pass on this worker; its prefill load is off now.
+        stage: where the block stands now; ``None`` when it has left the scheduler.
+    """
+
+    key: BlockKey
+    step: int
+    counts: bool
+    commits: tuple[Commit, ...]
+    carry: float
+    completion: Completion
+    is_first_here: bool
+    stage: Stage | None
+
+
+class Scheduler:
+    """The worker's scheduler.
+
+    Args:
+        mask_id: the model's mask token.
+        total_pages: the KV pool.
+        tau_tokens: the token budget of an iteration (Algorithm 1).
+        transferred_decode_share: while a prefill waits, a transferred decode that is younger
+            joins only up to this share of tau. A deviation from the paper: a hybrid's decodes
+            could otherwise hold D >= tau for ever, and Algorithm 1 admits nothing then. A decode
+            that is older than the waiting prefill joins at once, so neither side starves.
+    """
+
+    def __init__(
+        self,
+        *,
+        mask_id: int,
+        total_pages: int,
+        tau_tokens: int,
+        transferred_decode_share: float = 0.75,
+    ) -> None:
+        self.mask_id = mask_id
+        self.tau_tokens = tau_tokens
+        self.transferred_decode_share = transferred_decode_share
+        self.pages = PageAllocator(total_pages)
+        self.carried_tokens = 0
+        self._blocks: dict[BlockKey, BlockState] = {}
+        self._waiting: list[BlockState] = []
+        self._decodes: list[BlockState] = []
+        self._parked: deque[BlockState] = deque()
+        self._in_flight: frozenset[BlockKey] = frozenset()
+        self._iteration = 0
+
+    # -- what the service asks for --------------------------------------------------------
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._blocks
+
+    def can_ever_hold(self, state: BlockState) -> bool:
+        """Whether the whole pool would hold the block."""
+        return state.num_pages <= self.pages.total_pages
+
+    def submit(self, state: BlockState) -> None:
+        """Queue a block's whole-sequence pass, in request arrival order."""
+        self._add(state)
+        insort(self._waiting, state, key=_order)
+
+    def reserve(self, state: BlockState) -> bool:
+        """Reserve pages for a block whose KV will arrive; False (nothing held) without room."""
+        pages = self.pages.allocate(state.num_pages)
+        if pages is None:
+            return False
+        self._add(state)
+        state.stage, state.pages = Stage.ARRIVING, pages
+        return True
+
+    def arrived(self, key: BlockKey) -> None:
+        """Every layer of a reserved block's KV is here: it may decode."""
+        state = self._blocks[key]
+        assert state.stage is Stage.ARRIVING, state.stage
+        state.stage = Stage.PARKED
+        self._parked.append(state)
+
+    def pages_of(self, key: BlockKey) -> tuple[int, ...]:
+        """The page table of a block that holds pages (transfers read or fill it)."""
+        return self._blocks[key].pages
+
+    def remove(self, key: BlockKey) -> bool:
+        """Cancel or release a block; its pages are free at once, or after the running pass.
+
+        Returns False when the block is not here (removing twice changes nothing).
+        """
+        state = self._blocks.get(key)
+        if state is None:
+            return False
+        if key in self._in_flight:
+            state.is_cancelled = True
+        else:
+            self._drop(state)
+        return True
+
+    def keys(self) -> tuple[BlockKey, ...]:
+        """Every block here."""
+        return tuple(self._blocks)
+
+    def stage_of(self, key: BlockKey) -> Stage | None:
+        """The stage of a block, ``None`` when it is not here."""
+        state = self._blocks.get(key)
+        return None if state is None else state.stage
+
+    def ids_of(self, key: BlockKey) -> tuple[int, ...]:
+        """The sequence of a block as it stands."""
+        return tuple(self._blocks[key].ids)
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks whose whole-sequence pass waits."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Blocks that take part in every iteration."""
+        return len(self._decodes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no block is here at all."""
+        return not self._blocks
+
+    # -- one iteration --------------------------------------------------------------------
+
+    def next_plan(self) -> Plan | None:
+        """The next iteration, or ``None`` when nothing can run now."""
+        assert not self._in_flight, "apply the outcome of the last plan first"
+        self._unpark()
+        decodes = [self._pass(state) for state in self._decodes]
+        decode_tokens = sum(len(item.positions) for item in decodes)
+        prefills = self._admit(decode_tokens)
+        if not decodes and not prefills:
+            return None
+        self._iteration += 1
+        passes = (*decodes, *prefills)
+        self._in_flight = frozenset(item.key for item in passes)
+        return Plan(
+            iteration=self._iteration,
+            passes=passes,
+            num_decode_tokens=decode_tokens,
+            num_prefill_tokens=sum(len(item.positions) for item in prefills),
+        )
+
+    def apply(self, outcome: Outcome) -> tuple[Progress, ...]:
+        """Take in what an iteration committed; says what that did for each block.
+
+        Blocks removed meanwhile are dropped now and reported no more.
+        """
+        assert outcome.iteration == self._iteration, "outcomes come in the order of the plans"
+        self._in_flight = frozenset()
+        progress = []
+        for item in outcome.passes:
+            state = self._blocks[item.key]
+            if state.is_cancelled:
+                self._drop(state)
+            else:
+                progress.append(self._apply_pass(state, item))
+        return tuple(progress)
+
+    # -- internals ------------------------------------------------------------------------
+
+    def _add(self, state: BlockState) -> None:
+        assert state.key not in self._blocks, f"block {state.key} is here already"
+        self._blocks[state.key] = state
+
+    def _drop(self, state: BlockState) -> None:
+        del self._blocks[state.key]
+        if state.stage is Stage.WAITING:
+            self._waiting.remove(state)
+        elif state.stage is Stage.DECODING:
+            self._decodes.remove(state)
+        elif state.stage is Stage.PARKED:
+            self._parked.remove(state)
+        self.pages.free(state.pages)
+        state.pages = ()
+
+    def _unpark(self) -> None:
+        """Let transferred decodes join, first come first served."""
+        decode_tokens = sum(len(state.next_rows().fed) for state in self._decodes)
+        limit = self.transferred_decode_share * self.tau_tokens
+        while self._parked:
+            state = self._parked[0]
+            cost = len(state.next_rows().fed)
+            is_younger = bool(self._waiting) and state.order > self._waiting[0].order
+            if is_younger and self._decodes and decode_tokens + cost > limit:
+                return
+            self._parked.popleft()
+            state.stage = Stage.DECODING
+            self._decodes.append(state)
+            decode_tokens += cost
+
+    def _admit(self, decode_tokens: int) -> list[Pass]:
+        candidates = self._candidates(decode_tokens)
+        admission = admit(self.carried_tokens, self.tau_tokens, decode_tokens, candidates)
+        self.carried_tokens = admission.carried_tokens
+        admitted = self._waiting[: admission.num_admitted]
+        del self._waiting[: admission.num_admitted]
+        for state in admitted:
+            pages = self.pages.allocate(state.num_pages)
+            assert pages is not None, "a candidate's pages were counted as free"
+            state.stage, state.pages = Stage.ADMITTED, pages
+        return [self._pass(state) for state in admitted]
+
+    def _candidates(self, decode_tokens: int) -> list[Candidate]:
+        """The waiting prefills from the head to the first that cannot be admitted."""
+        budget = max(0, self.carried_tokens + self.tau_tokens - decode_tokens)
+        free = self.pages.num_free
+        candidates: list[Candidate] = []
+        for state in self._waiting:
+            cost = len(state.next_rows().fed)
+            has_pages = state.num_pages <= free
+            candidates.append(Candidate(cost, has_pages))
+            budget -= cost
+            free -= state.num_pages
+            if budget < 0 or not has_pages:
+                break
+        return candidates
+
+    def _pass(self, state: BlockState) -> Pass:
+        rows = state.next_rows()
+        ids = state.ids
+        counts = not state.is_repeat
+        return Pass(
+            key=state.key,
+            positions=rows.fed,
+            tokens=[ids[position] for position in rows.fed],
+            sees=len(rows.sees),
+            total_tokens=len(ids),
+            pages=state.pages,
+            block=state.block,
+            block_index=state.key.block,
+            step=state.step if counts else 0,
+            masked=tuple(p for p in state.block if ids[p] == self.mask_id) if counts else (),
+            initial_masks=state.initial_masks,
+            carry=state.carry,
+            decoding=state.decoding,
+            is_whole_sequence=rows.is_whole_sequence,
+        )
+
+    def _apply_pass(self, state: BlockState, item: PassOutcome) -> Progress:
+        is_first_here = state.num_passes_here == 0
+        state.num_passes_here += 1
+        counts = not state.is_repeat
+        step = state.step if counts else 0
+        commits = item.commits
+        if counts:
+            state.overlay(commits)
+            state.step += 1
+            state.carry = item.carry
+            if state.decoding.eos_rule is EosRule.FILL and (
+                step > 0 or not state.strategy.keeps_kv
+            ):
+                commits = self._fill_behind_eos(state, commits)
+        else:
+            state.resume_now()
+        done = self._completion(state)
+        return Progress(
+            key=state.key,
+            step=step,
+            counts=counts,
+            commits=commits,
+            carry=state.carry,
+            completion=done,
+            is_first_here=is_first_here,
+            stage=self._move_on(state, done),
+        )
+
+    def _completion(self, state: BlockState) -> Completion:
+        ends_early = state.decoding.eos_rule is EosRule.END
+        done = completion(state.ids, state.block, self.mask_id, state.eos_ids if ends_early else ())
+        if (
+            done is Completion.BLOCK
+            and state.decoding.eos_rule is EosRule.FILL
+            and any(token in state.eos_ids for token in state.ids)
+        ):
+            return Completion.ANSWER
+        return done
+
+    def _move_on(self, state: BlockState, done: Completion) -> Stage | None:
+        """Put the block where its next pass, its transfer, or nothing more awaits it."""
+        if done is not Completion.NOTHING:
+            self._drop(state)
+            return None
+        if state.hands_over:
+            state.stage = Stage.HOLDING
+        elif state.next_rows().is_whole_sequence:
+            state.stage = Stage.WAITING
+            insort(self._waiting, state, key=_order)
+        elif state.stage is not Stage.DECODING:
+            state.stage = Stage.DECODING
+            self._decodes.append(state)
+        return state.stage
+
+    def _fill_behind_eos(
+        self, state: BlockState, commits: tuple[Commit, ...]
+    ) -> tuple[Commit, ...]:
+        """DInfer's early stop: everything behind the first EOS, prompt included, becomes EOS."""
+        first = next((p for p, token in enumerate(state.ids) if token in state.eos_ids), None)
+        if first is None:
+            return commits
+        eos = state.ids[first]
+        filled = [p for p in state.block if p > first and state.ids[p] != eos]
+        state.ids[first + 1 :] = [eos] * (len(state.ids) - first - 1)
+        kept = [c for c in commits if c.position not in set(filled)]
+        kept += [Commit(position=p, token=eos) for p in filled]
+        return tuple(sorted(kept, key=lambda commit: commit.position))
+
+
+def _order(state: BlockState) -> tuple[float, str, int, int]:
+    return state.order
