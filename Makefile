@@ -1,0 +1,72 @@
+# Everything a person or CI does here. `make help` lists it.
+#
+#   PYTHON=python3.12          another interpreter (3.11 or newer)
+#   VENV=.venv                 where the virtual environment goes
+#   TORCH_INDEX=URL            a package index with CPU builds of torch (the default one brings
+#                              gigabytes of CUDA on Linux)
+#   ROUTERS= PREFILL= COLOCATED= DECODE= TAU= THETA= MODEL= PORT=   options of `make up`
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+RUN_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+UP_FLAGS := \
+	$(if $(ROUTERS),--routers $(ROUTERS)) \
+	$(if $(PREFILL),--prefill $(PREFILL)) \
+	$(if $(COLOCATED),--colocated $(COLOCATED)) \
+	$(if $(DECODE),--decode $(DECODE)) \
+	$(if $(TAU),--tau $(TAU)) \
+	$(if $(THETA),--theta $(THETA)) \
+	$(if $(MODEL),--model $(MODEL)) \
+	$(if $(PORT),--port $(PORT))
+
+.PHONY: help install up chat check format test test-fast bench-engine bench-router clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sangam needs Python 3.11 or newer; say make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[router,worker,local,dev]'
+	@touch $@
+
+install: $(STAMP) ## make the virtual environment
+
+up: $(STAMP) ## start Redis, a router and workers with the small model, and say what to try
+	@$(RUN_ENV) $(BIN)/sangam up $(UP_FLAGS)
+
+chat: $(STAMP) ## talk to what `make up` started
+	@$(BIN)/sangam chat
+
+check: $(STAMP) ## formatting, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/lint-imports
+
+format: $(STAMP) ## format and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(STAMP) ## every test: unit, property, golden, integration with real processes
+	$(RUN_ENV) $(BIN)/python -m pytest
+
+test-fast: $(STAMP) ## the tests that start no processes
+	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
+
+bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
+	$(RUN_ENV) $(BIN)/python loadtest/benchmarks/engine_throughput.py
+
+bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
+	$(RUN_ENV) $(BIN)/python loadtest/benchmarks/router_dispatch.py
+
+clean: ## remove the virtual environment and logs
+	rm -rf $(VENV) .sangam
