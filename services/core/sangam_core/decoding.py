@@ -11,9 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class WireModel(BaseModel):
-    """Base of everything that crosses a process border: frozen, and strict about unknown fields."""
+    """Base of everything that crosses a process border: frozen, and strict about unknown fields.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Infinite and undefined floats cross as themselves: pydantic's default would make a ``null``,
+    which means something else (``Commit.confidence``).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class UnmaskingRule(StrEnum):

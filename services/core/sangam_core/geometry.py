@@ -38,7 +38,8 @@ class Geometry:
         cls, prompt_tokens: int, max_tokens: int, block_length: int = DEFAULT_BLOCK_LENGTH
     ) -> "Geometry":
         """Round ``max_tokens`` (tokens) up to whole blocks."""
-        return cls(prompt_tokens, -(-max_tokens // block_length), block_length)
+        num_blocks = -(-max_tokens // block_length) if block_length > 0 else 0
+        return cls(prompt_tokens, num_blocks, block_length)
 
     @property
     def mask_buffer_tokens(self) -> int:

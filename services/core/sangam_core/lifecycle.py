@@ -121,7 +121,7 @@ class Request:
     block: int = 0
     attempt: int = 0
     num_lost: int = 0
-    _phase: Phase = field(default=Phase.WAITING, repr=True)
+    _phase: Phase = field(default=Phase.WAITING, init=False)
 
     @property
     def phase(self) -> Phase:

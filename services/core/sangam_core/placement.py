@@ -131,9 +131,22 @@ def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
     return _first(able, demand, lambda worker: -worker.free_pages)
 
 
-def can_ever_hold(fleet: FleetLoad, num_pages: int) -> bool:
-    """Whether some worker's whole pool would hold a block; a request that never fits is refused."""
-    return any(worker.total_pages >= num_pages for worker in fleet.workers)
+def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | None = None) -> bool:
+    """Whether a block that needs these pages fits the pools at all; if not, refuse it at once.
+
+    Some worker that may prefill it and some worker that may decode it must have the pool. A role
+    that is absent just now refuses nothing: the request waits for it.
+    """
+    policy = policy or PlacementPolicy()
+    dedicated = [worker for worker in fleet.workers if worker.role is Role.PREFILL]
+    prefilling = [worker for worker in fleet.workers if worker.role.can_prefill]
+    if dedicated and not policy.is_overflow_allowed:
+        prefilling = dedicated
+    decoding = [worker for worker in fleet.workers if worker.role.can_decode]
+    return all(
+        not able or any(worker.total_pages >= num_pages for worker in able)
+        for able in (prefilling, decoding)
+    )
 
 
 def _with_pages(workers: Iterable[WorkerLoad], num_pages: int) -> list[WorkerLoad]:
