@@ -190,3 +190,31 @@ class RoleChange(WireModel):
     """Body of ``POST /internal/v1/role``."""
 
     role: Role
+
+
+class HeldBlock(WireModel):
+    """One block on a worker.
+
+    Attributes:
+        stage: ``waiting``, ``admitted``, ``decoding``, ``holding``, ``arriving`` or ``parked``.
+        num_pages: what it holds now; needed_pages: what it holds once it runs.
+        prefill_tokens: what its prefill still costs; 0 when that has run (or runs elsewhere).
+    """
+
+    key: BlockKey
+    stage: str
+    num_pages: int
+    needed_pages: int
+    prefill_tokens: int
+
+
+class HeldBlocks(WireModel):
+    """Answer of ``GET /internal/v1/blocks``: what a worker holds, to rebuild reservations from."""
+
+    worker_id: str
+    epoch: str
+    role: Role
+    is_draining: bool
+    total_pages: int
+    free_pages: int
+    blocks: tuple[HeldBlock, ...]
