@@ -140,7 +140,8 @@ def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | No
     policy = policy or PlacementPolicy()
     dedicated = [worker for worker in fleet.workers if worker.role is Role.PREFILL]
     prefilling = [worker for worker in fleet.workers if worker.role.can_prefill]
-    if dedicated and not policy.is_overflow_allowed:
+    is_static = not policy.is_overflow_allowed
+    if is_static and any(not worker.is_draining for worker in dedicated):
         prefilling = dedicated
     decoding = [worker for worker in fleet.workers if worker.role.can_decode]
     return all(

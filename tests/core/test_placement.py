@@ -1,0 +1,308 @@
+"""Algorithm 2 against a second reading of it, and case by case."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sangam_core.placement import (
+    Demand,
+    FleetLoad,
+    PlacementPolicy,
+    Role,
+    WorkerLoad,
+    can_ever_hold,
+    place_decode,
+    place_prefill,
+)
+
+HYBRID = PlacementPolicy(theta_tokens=1000)
+STATIC = PlacementPolicy(is_overflow_allowed=False)
+
+
+def worker(
+    worker_id: str,
+    role: Role,
+    *,
+    load_tokens: int = 0,
+    free_pages: int = 100,
+    total_pages: int = 100,
+    is_draining: bool = False,
+) -> WorkerLoad:
+    return WorkerLoad(
+        worker_id, f"epoch-of-{worker_id}", role, load_tokens, free_pages, total_pages, is_draining
+    )
+
+
+def prefill(worker_id: str = "p", **loads: int) -> WorkerLoad:
+    return worker(worker_id, Role.PREFILL, **loads)
+
+
+def decode(worker_id: str = "d", **loads: int) -> WorkerLoad:
+    return worker(worker_id, Role.DECODE, **loads)
+
+
+def colocated(worker_id: str = "c", **loads: int) -> WorkerLoad:
+    return worker(worker_id, Role.COLOCATED, **loads)
+
+
+def fleet(*workers: WorkerLoad, pending_decode_pages: int = 0) -> FleetLoad:
+    return FleetLoad(workers, pending_decode_pages)
+
+
+def demand(num_pages: int = 10, *, request_id: str = "r", needs_colocated: bool = False) -> Demand:
+    return Demand(request_id, num_pages * 16, num_pages, needs_colocated)
+
+
+def id_of(chosen: WorkerLoad | None) -> str | None:
+    return None if chosen is None else chosen.worker_id
+
+
+def _random_worker(
+    number: int, role: Role, load_tokens: int, free_pages: int, used_pages: int, is_draining: bool
+) -> WorkerLoad:
+    total_pages = free_pages + used_pages
+    return WorkerLoad(
+        f"w{number}", "e", role, load_tokens, free_pages, total_pages, is_draining=is_draining
+    )
+
+
+WORKERS = st.lists(
+    st.builds(
+        _random_worker,
+        number=st.integers(0, 8),
+        role=st.sampled_from(Role),
+        load_tokens=st.integers(0, 8).map(lambda tens: tens * 10),
+        free_pages=st.integers(0, 12),
+        used_pages=st.integers(0, 3),
+        is_draining=st.booleans(),
+    ),
+    max_size=6,
+    unique_by=lambda w: w.worker_id,
+)
+FLEETS = st.builds(
+    lambda workers, pending: FleetLoad(tuple(workers), pending), WORKERS, st.integers(0, 6)
+)
+DEMANDS = st.builds(
+    Demand,
+    request_id=st.sampled_from(["r1", "r2", "r3"]),
+    cost_tokens=st.just(100),
+    num_pages=st.integers(1, 8),
+)
+POLICIES = st.builds(
+    PlacementPolicy,
+    theta_tokens=st.sampled_from([10, 30, 50, math.inf]),
+    is_overflow_allowed=st.booleans(),
+)
+
+
+# -- every fleet -----------------------------------------------------------------------------
+
+
+@given(FLEETS, DEMANDS, POLICIES)
+def test_a_prefill_goes_only_where_it_may(
+    loads: FleetLoad, block: Demand, policy: PlacementPolicy
+) -> None:
+    chosen = place_prefill(loads, block, policy)
+    if chosen is None:
+        return
+    assert chosen in loads.workers
+    assert not chosen.is_draining
+    assert chosen.role.can_prefill
+    assert chosen.free_pages >= block.num_pages
+    if chosen.role is Role.COLOCATED:
+        assert chosen.free_pages - loads.pending_decode_pages >= block.num_pages
+
+
+@given(FLEETS, DEMANDS, POLICIES)
+def test_overflow_happens_exactly_when_no_prefill_worker_is_under_theta_with_pages(
+    loads: FleetLoad, block: Demand, policy: PlacementPolicy
+) -> None:
+    dedicated = [w for w in loads.workers if w.role is Role.PREFILL and not w.is_draining]
+    if not dedicated:
+        return
+    ready = [
+        w
+        for w in dedicated
+        if w.outstanding_prefill_tokens < policy.theta_tokens and w.free_pages >= block.num_pages
+    ]
+    chosen = place_prefill(loads, block, policy)
+    if ready:
+        assert chosen in ready
+        least = min(w.outstanding_prefill_tokens for w in ready)
+        assert chosen is not None
+        assert chosen.outstanding_prefill_tokens == least
+    elif chosen is not None and chosen.role is Role.COLOCATED:
+        assert policy.is_overflow_allowed
+        assert chosen.outstanding_prefill_tokens < policy.theta_tokens
+        assert chosen.outstanding_prefill_tokens == min(
+            w.outstanding_prefill_tokens
+            for w in loads.workers
+            if w.role is Role.COLOCATED
+            and not w.is_draining
+            and w.free_pages - loads.pending_decode_pages >= block.num_pages
+        )
+
+
+@given(FLEETS, DEMANDS, POLICIES)
+def test_a_prefill_waits_only_when_no_worker_that_may_take_it_has_the_pages(
+    loads: FleetLoad, block: Demand, policy: PlacementPolicy
+) -> None:
+    if place_prefill(loads, block, policy) is not None:
+        return
+    active = [w for w in loads.workers if not w.is_draining]
+    dedicated = [w for w in active if w.role is Role.PREFILL]
+    assert all(w.free_pages < block.num_pages for w in dedicated)
+    if dedicated and not policy.is_overflow_allowed:
+        return
+    for w in active:
+        if w.role is Role.COLOCATED:
+            is_over_theta = w.outstanding_prefill_tokens >= policy.theta_tokens
+            lacks_pages = w.free_pages - loads.pending_decode_pages < block.num_pages
+            assert lacks_pages or (is_over_theta and dedicated)
+
+
+@given(FLEETS, DEMANDS)
+def test_a_decode_goes_to_the_most_free_pages_that_hold_it(loads: FleetLoad, block: Demand) -> None:
+    able = [
+        w
+        for w in loads.workers
+        if w.role is not Role.PREFILL and not w.is_draining and w.free_pages >= block.num_pages
+    ]
+    chosen = place_decode(loads, block)
+    assert (chosen is None) == (not able)
+    if chosen is not None:
+        assert chosen in able
+        assert chosen.free_pages == max(w.free_pages for w in able)
+
+
+@given(FLEETS, DEMANDS, POLICIES, st.randoms(use_true_random=False))
+def test_the_order_in_which_workers_are_listed_changes_nothing(
+    loads: FleetLoad, block: Demand, policy: PlacementPolicy, random: object
+) -> None:
+    shuffled = list(loads.workers)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    other = FleetLoad(tuple(shuffled), loads.pending_decode_pages)
+    assert place_prefill(loads, block, policy) == place_prefill(other, block, policy)
+    assert place_decode(loads, block) == place_decode(other, block)
+
+
+# -- case by case ----------------------------------------------------------------------------
+
+
+def test_the_least_loaded_prefill_worker_comes_first() -> None:
+    loads = fleet(prefill("p1", load_tokens=300), prefill("p2", load_tokens=200), colocated())
+    assert id_of(place_prefill(loads, demand(), HYBRID)) == "p2"
+
+
+def test_a_prefill_worker_at_theta_is_passed_over_for_a_colocated_one() -> None:
+    loads = fleet(prefill(load_tokens=1000), colocated(load_tokens=999))
+    assert id_of(place_prefill(loads, demand(), HYBRID)) == "c"
+
+
+def test_a_colocated_worker_at_theta_takes_no_overflow() -> None:
+    loads = fleet(prefill(load_tokens=5000), colocated(load_tokens=1000))
+    assert id_of(place_prefill(loads, demand(), HYBRID)) == "p"
+
+
+def test_a_prefill_worker_without_pages_does_not_hide_one_that_has_them() -> None:
+    loads = fleet(
+        prefill("p1", load_tokens=10, free_pages=3), prefill("p2", load_tokens=900), colocated()
+    )
+    assert id_of(place_prefill(loads, demand(), HYBRID)) == "p2"
+
+
+def test_want_of_pages_overflows_as_load_does() -> None:
+    loads = fleet(prefill(free_pages=9), colocated())
+    assert id_of(place_prefill(loads, demand(), HYBRID)) == "c"
+    infinite_theta = PlacementPolicy(theta_tokens=math.inf)
+    assert id_of(place_prefill(loads, demand(), infinite_theta)) == "c"
+
+
+def test_overflow_leaves_the_pages_that_pending_decodes_wait_for() -> None:
+    full = prefill(free_pages=0)
+    assert id_of(place_prefill(fleet(full, colocated(free_pages=15)), demand(), HYBRID)) == "c"
+    held_back = fleet(full, colocated(free_pages=15), pending_decode_pages=6)
+    assert place_prefill(held_back, demand(), HYBRID) is None
+
+
+def test_static_disaggregation_never_overflows() -> None:
+    busy = fleet(prefill(load_tokens=10**9), colocated())
+    assert id_of(place_prefill(busy, demand(), STATIC)) == "p"
+    full = fleet(prefill(free_pages=0), colocated())
+    assert place_prefill(full, demand(), STATIC) is None
+
+
+@pytest.mark.parametrize("policy", [HYBRID, STATIC])
+def test_without_prefill_workers_serving_is_colocated_at_any_load(policy: PlacementPolicy) -> None:
+    loads = fleet(colocated("c1", load_tokens=5000), colocated("c2", load_tokens=4000), decode())
+    assert id_of(place_prefill(loads, demand(), policy)) == "c2"
+
+
+def test_prefill_workers_that_drain_count_as_absent() -> None:
+    draining = worker("p", Role.PREFILL, is_draining=True)
+    loads = fleet(draining, colocated(load_tokens=5000))
+    assert id_of(place_prefill(loads, demand(), HYBRID)) == "c"
+
+
+def test_a_decode_worker_never_prefills_and_a_prefill_worker_never_decodes() -> None:
+    assert place_prefill(fleet(decode()), demand(), HYBRID) is None
+    assert place_decode(fleet(prefill()), demand()) is None
+
+
+def test_a_strategy_without_kv_runs_colocated_only_and_asks_for_no_pages() -> None:
+    block = demand(0, needs_colocated=True)
+    loads = fleet(prefill(), colocated(free_pages=0), pending_decode_pages=50)
+    assert id_of(place_prefill(loads, block, HYBRID)) == "c"
+    assert place_prefill(fleet(prefill(), decode()), block, HYBRID) is None
+
+
+def test_a_colocated_worker_decodes_what_was_prefilled_elsewhere() -> None:
+    loads = fleet(prefill(), decode(free_pages=20), colocated(free_pages=30))
+    assert id_of(place_decode(loads, demand())) == "c"
+
+
+def test_equally_good_workers_share_the_requests() -> None:
+    loads = fleet(*(colocated(f"c{number}") for number in range(4)))
+    chosen = {
+        id_of(place_prefill(loads, demand(request_id=f"r{number}"), HYBRID)) for number in range(64)
+    }
+    assert chosen == {"c0", "c1", "c2", "c3"}
+
+
+# -- what never fits -------------------------------------------------------------------------
+
+
+def test_a_block_needs_a_pool_to_prefill_in_and_a_pool_to_decode_in() -> None:
+    assert can_ever_hold(fleet(prefill(total_pages=50), decode(total_pages=50)), 50)
+    assert not can_ever_hold(fleet(prefill(total_pages=50), decode(total_pages=49)), 50)
+    assert not can_ever_hold(fleet(prefill(total_pages=49), decode(total_pages=50)), 50)
+    assert can_ever_hold(fleet(prefill(total_pages=10), colocated(total_pages=50)), 50)
+
+
+def test_without_overflow_a_colocated_pool_is_no_pool_to_prefill_in() -> None:
+    loads = fleet(prefill(total_pages=10), colocated(total_pages=50))
+    assert not can_ever_hold(loads, 50, STATIC)
+    assert can_ever_hold(fleet(colocated(total_pages=50)), 50, STATIC)
+
+
+def test_pages_in_use_are_no_reason_to_refuse() -> None:
+    assert can_ever_hold(fleet(colocated(free_pages=0, total_pages=50)), 50)
+
+
+def test_a_role_that_is_absent_just_now_refuses_nothing() -> None:
+    assert can_ever_hold(fleet(), 50)
+    assert can_ever_hold(fleet(prefill(total_pages=50)), 50)
+    assert not can_ever_hold(fleet(decode(total_pages=49)), 50)
+
+
+@given(FLEETS, DEMANDS, POLICIES)
+def test_what_can_be_placed_now_can_be_held(
+    loads: FleetLoad, block: Demand, policy: PlacementPolicy
+) -> None:
+    placed = place_prefill(loads, block, policy)
+    if placed is not None and (
+        placed.role is Role.COLOCATED or place_decode(loads, block) is not None
+    ):
+        assert can_ever_hold(loads, block.num_pages, policy)

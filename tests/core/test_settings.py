@@ -1,0 +1,165 @@
+"""Settings are read once, frozen, and a bad one is named on one line that holds no secret."""
+
+import os
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field, SecretStr, ValidationError, model_validator
+
+from sangam_core.errors import ConfigurationError
+from sangam_core.settings import ServiceSettings, SettingsGroup, read_settings, variables
+
+
+class RedisSettings(SettingsGroup):
+    """A group."""
+
+    url: str = "redis://localhost:6379"
+    """Where Redis is."""
+    timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """Longest wait for an answer."""
+    replicas: tuple[str, ...] = ()
+    """Other addresses."""
+
+
+class ExampleSettings(ServiceSettings):
+    """A service's tree."""
+
+    port: Annotated[int, Field(ge=1, le=65535)]
+    """Port."""
+    role: Literal["prefill", "decode"] = "prefill"
+    """Role."""
+    token: Annotated[SecretStr, Field(min_length=8)] | None = None
+    """Shared secret."""
+    api_keys: tuple[str, ...] = ()
+    """Keys."""
+    redis: RedisSettings = RedisSettings()
+    """Redis."""
+
+    @model_validator(mode="after")
+    def _port_suits_role(self) -> "ExampleSettings":
+        if self.role == "decode" and self.port == 1:
+            raise ValueError("SANGAM_PORT: a decode worker cannot have port 1")
+        return self
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("SANGAM_"):
+            monkeypatch.delenv(name)
+
+
+def error_of(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError) as caught:
+        read_settings(ExampleSettings)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_variables_fill_the_tree_and_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANGAM_PORT", "8000")
+    monkeypatch.setenv("sangam_role", "decode")
+    monkeypatch.setenv("SANGAM_API_KEYS", '["a", "b"]')
+    monkeypatch.setenv("SANGAM_REDIS__TIMEOUT_SECONDS", "1.5")
+    monkeypatch.setenv("SANGAM_REDIS__REPLICAS", '["redis://b"]')
+    read = read_settings(ExampleSettings)
+    assert (read.port, read.role, read.api_keys) == (8000, "decode", ("a", "b"))
+    assert read.redis == RedisSettings(timeout_seconds=1.5, replicas=("redis://b",))
+
+
+def test_variables_of_other_programs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "1")
+    monkeypatch.setenv("REDIS__URL", "elsewhere")
+    monkeypatch.setenv("SANGAM_PORT", "8000")
+    assert read_settings(ExampleSettings).port == 8000
+
+
+def test_a_tree_is_frozen_and_so_are_its_groups() -> None:
+    made = ExampleSettings(port=1)
+    with pytest.raises(ValidationError, match="frozen"):
+        made.port = 2  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        made.redis.url = "elsewhere"  # type: ignore[misc]
+
+
+def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error_of(monkeypatch) == "SANGAM_PORT: required, but not set"
+
+
+def test_a_bad_value_is_named_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="http")
+    assert message.startswith("SANGAM_PORT: ")
+    assert message.endswith("(got 'http')")
+
+
+def test_a_bad_value_in_a_group_is_named_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS__TIMEOUT_SECONDS="-1")
+    assert message == ("SANGAM_REDIS__TIMEOUT_SECONDS: Input should be greater than 0 (got '-1')")
+
+
+def test_every_bad_variable_is_on_the_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="0", SANGAM_ROLE="oracle", SANGAM_REDIS__URL="x")
+    assert [problem.split(":")[0] for problem in message.split("; ")] == [
+        "SANGAM_PORT",
+        "SANGAM_ROLE",
+    ]
+
+
+def test_a_bad_item_of_a_list_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_API_KEYS='["a", 7]')
+    assert message.startswith("SANGAM_API_KEYS[1]: ")
+
+
+@pytest.mark.parametrize("name", ["SANGAM_API_KEYS", "SANGAM_REDIS__REPLICAS"])
+def test_a_list_that_is_not_json_is_named_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", **{name: "a,b"})
+    assert message.startswith(f'{name}: must be JSON, such as ["a", "b"]')
+
+
+def test_a_group_that_is_not_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS="redis://b")
+    assert message.startswith("SANGAM_REDIS: must be JSON, or set its fields")
+
+
+def test_a_misspelt_variable_of_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS__TIMEOUT="3")
+    assert message == "SANGAM_REDIS__TIMEOUT: there is no such setting"
+
+
+def test_a_misspelt_argument_is_refused() -> None:
+    with pytest.raises(ValidationError, match="prot"):
+        ExampleSettings(port=1, prot=2)  # type: ignore[call-arg]
+
+
+def test_a_rule_over_several_settings_speaks_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_ROLE="decode", SANGAM_TOKEN="sesame-12")
+    assert message == "SANGAM_PORT: a decode worker cannot have port 1"
+
+
+def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_TOKEN="sesame")
+    assert message.startswith("SANGAM_TOKEN: ")
+    assert "sesame" not in message
+
+
+def test_a_secret_is_not_shown_beside_a_missing_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "sesame" not in error_of(monkeypatch, SANGAM_TOKEN="sesame-12")
+
+
+def test_the_variables_of_a_tree_are_listed_with_groups_flattened() -> None:
+    listed = {variable.name: variable.field for variable in variables(ExampleSettings)}
+    assert list(listed) == [
+        "SANGAM_PORT",
+        "SANGAM_ROLE",
+        "SANGAM_TOKEN",
+        "SANGAM_API_KEYS",
+        "SANGAM_REDIS__URL",
+        "SANGAM_REDIS__TIMEOUT_SECONDS",
+        "SANGAM_REDIS__REPLICAS",
+    ]
+    assert listed["SANGAM_REDIS__URL"].description == "Where Redis is."
