@@ -97,7 +97,7 @@ class DenseLlada:
         self.cos, self.sin = _rope_tables(shape)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Self:
+    def from_folder(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Self:
         """Read ``config.json`` and every ``*.safetensors`` of a checkpoint folder."""
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         tensors: dict[str, Tensor] = {}
@@ -105,7 +105,8 @@ class DenseLlada:
             tensors.update(load_file(file))
         if not tensors:
             raise FileNotFoundError(f"{folder} holds no *.safetensors file")
-        return cls(Shape.from_config(config), tensors)
+        cast = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        return cls(Shape.from_config(config), cast)
 
     def new_cache(self, total_tokens: int) -> KVCache:
         """An empty cache for a sequence. ``ValueError`` beyond the model's longest one."""

@@ -26,6 +26,19 @@ class Executes(Protocol):
         ...
 
 
+class CountingEngine:
+    """Another engine, and how many iterations it ran."""
+
+    def __init__(self, engine: Executes) -> None:
+        self._engine = engine
+        self.num_iterations = 0
+
+    def execute(self, plan: Plan) -> Outcome:
+        """Run one iteration."""
+        self.num_iterations += 1
+        return self._engine.execute(plan)
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """One request's whole sequence, prompt included, and the passes that it took part in."""
