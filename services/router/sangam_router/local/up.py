@@ -1,0 +1,168 @@
+"""``sangam up``: a cluster on this machine for as long as the command runs.
+
+Decides what the terminal shows and when all of it ends; the processes are ``cluster``'s.
+"""
+
+import asyncio
+import signal
+from importlib.util import find_spec
+
+import aiohttp
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from sangam_core.errors import ConfigurationError
+from sangam_router.local.cluster import ClusterOptions, LocalCluster
+from sangam_router.local.processes import ProcessEvent, ProcessState
+from sangam_router.local.snippets import curl_line, openai_program
+
+_NEEDED_BY_WORKERS = ("torch", "safetensors", "numpy")
+
+_STYLES = {
+    ProcessState.STARTING: "yellow",
+    ProcessState.READY: "green",
+    ProcessState.RESTARTING: "bold red",
+    ProcessState.FAILED: "bold red",
+    ProcessState.STOPPED: "dim",
+}
+
+
+class Board:
+    """What the terminal shows of the processes.
+
+    On a terminal, a table while starting and lines afterwards; anywhere else lines alone.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._states: dict[str, ProcessEvent] = {}
+        self._live: Live | None = None
+        self._is_stopping = False
+
+    def __call__(self, event: ProcessEvent) -> None:
+        """Take in a change of a process."""
+        self._states[event.name] = event
+        if self._live is not None:
+            self._live.update(self._table())
+        elif not self._is_quiet(event):
+            self._console.print(_line(event))
+
+    def __enter__(self) -> "Board":
+        if self._console.is_terminal:
+            self._live = Live(self._table(), console=self._console, refresh_per_second=8)
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say_stopping(self) -> None:
+        """From now on the end of a process is no news."""
+        self._is_stopping = True
+        self._console.print("stopping ...")
+
+    def _is_quiet(self, event: ProcessEvent) -> bool:
+        return self._is_stopping or event.state is ProcessState.STOPPED
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, event in self._states.items():
+            told = f"{event.seconds:.1f} s" if event.seconds else event.detail
+            table.add_row(name, Text(event.state.value, style=_STYLES[event.state]), told)
+        return table
+
+
+def _line(event: ProcessEvent) -> Text:
+    told = {
+        ProcessState.READY: f" after {event.seconds:.1f} s",
+        ProcessState.FAILED: f" ({event.detail})",
+        ProcessState.RESTARTING: f" in {event.seconds:.2g} s: it ended with {event.detail}",
+    }.get(event.state, "")
+    return Text.assemble(f"{event.name}: ", (event.state.value, _STYLES[event.state]), told)
+
+
+async def up(options: ClusterOptions, console: Console) -> None:
+    """Start a cluster, say how to use it, and keep it alive until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigurationError: the options, the machine or the installation do not allow it.
+        StartFailed: a process could not start; everything has been stopped.
+    """
+    _require_packages()
+    board = Board(console)
+    cluster = LocalCluster(options, report=board)
+    asked_to_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, asked_to_end.set)
+    try:
+        with board:
+            is_up = await _start_unless_ended(cluster, asked_to_end)
+        if is_up:
+            await _print_usage(cluster, console)
+            await asked_to_end.wait()
+    finally:
+        if cluster.processes:
+            board.say_stopping()
+            await cluster.stop()
+            console.print("stopped")
+
+
+async def _start_unless_ended(cluster: LocalCluster, asked_to_end: asyncio.Event) -> bool:
+    """Start; False when the user has changed their mind meanwhile."""
+    starting = asyncio.create_task(cluster.start())
+    ending = asyncio.create_task(asked_to_end.wait())
+    try:
+        await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            return True
+        return False
+    finally:
+        for task in (starting, ending):
+            task.cancel()
+        await asyncio.gather(starting, ending, return_exceptions=True)
+
+
+def _require_packages() -> None:
+    missing = [name for name in _NEEDED_BY_WORKERS if find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"workers need the package {', '.join(missing)}, which is not installed: "
+            "pip install 'sangam[worker]'"
+        )
+
+
+async def _print_usage(cluster: LocalCluster, console: Console) -> None:
+    base_url = cluster.public_urls[0]
+    model = await _served_model(cluster.http, base_url)
+
+    def say(text: str) -> None:
+        """Unwrapped and unstyled: lines that are copied must stay whole."""
+        console.print(Text(text), soft_wrap=True)
+
+    say("")
+    say(f"Sangam is up: {cluster.options.roles}; model {model}")
+    for place in cluster.routers:
+        say(f"  {place.process.name}: {place.public_url}/v1")
+        say(f"    fleet {place.internal_url}/admin/fleet, metrics {place.internal_url}/metrics")
+    say(f"  redis: {cluster.redis_url} (namespace {cluster.options.namespace})")
+    say(f"  logs: {cluster.options.log_dir.resolve()}")
+    say("\nTry it:\n")
+    say(curl_line(base_url, model))
+    say("\nor in Python (pip install openai):\n")
+    say(openai_program(base_url, model))
+    port_option = "" if base_url.endswith(":8000") else f" --url {base_url}"
+    say(f"or watch answers being unmasked: sangam chat{port_option}")
+    say("\nCtrl-C stops everything.")
+
+
+async def _served_model(http: aiohttp.ClientSession, base_url: str) -> str:
+    async with http.get(f"{base_url}/v1/models") as response:
+        response.raise_for_status()
+        models = await response.json()
+    return str(models["data"][0]["id"])
