@@ -1,0 +1,195 @@
+"""What this router knows of the workers between two blocks: readiness, limits, and who was lost.
+
+Fed by every snapshot of the ledger, and by its own slow refresh. Decides when a worker counts as
+lost and what requests the fleet can hold; placement is the core's. The API asks it before it
+accepts a request, drivers follow ``lost`` while a block runs.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sangam_core.errors import Unavailable
+from sangam_core.lease import WorkerLease
+from sangam_core.placement import FleetLoad, PlacementPolicy, Role, WorkerLoad
+from sangam_router.ledger import FleetSnapshot, Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """What the workers of now can take at most.
+
+    Attributes:
+        max_sequence_tokens: prompt + L; the least of all workers, since any may get the block.
+        max_block_pages: pages that a block may need to find room somewhere, for its prefill and
+            for its decode.
+        block_lengths: of the workers (one, unless they are configured differently).
+    """
+
+    max_sequence_tokens: int
+    max_block_pages: int
+    block_lengths: frozenset[int]
+
+
+class FleetView:
+    """The workers of this router's service, as of the last snapshot.
+
+    Args:
+        policy: Algorithm 2's parameters; they decide which workers may prefill.
+        worker_lease_seconds: how long the workers' leases live. After Redis has lost its data
+            they may be missing for so long without being lost.
+        clock: the ledger's clock.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        policy: PlacementPolicy,
+        worker_lease_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._policy = policy
+        self._grace_seconds = worker_lease_seconds
+        self._clock = clock
+        self._snapshot: FleetSnapshot | None = None
+        self._watched: dict[tuple[str, str], asyncio.Event] = {}
+        self._changed = asyncio.Event()
+        ledger.observe(self.see)
+
+    # -- what is known --------------------------------------------------------------------
+
+    @property
+    def snapshot(self) -> FleetSnapshot | None:
+        """The last snapshot; None before the first."""
+        return self._snapshot
+
+    @property
+    def leases(self) -> Mapping[str, WorkerLease]:
+        """Leases by worker id, as of the last snapshot."""
+        return self._snapshot.leases if self._snapshot else {}
+
+    def problem(self) -> str | None:
+        """Why no request can be served now, in words for people; None when they can."""
+        if self._snapshot is None:
+            return "the fleet has not been seen yet: Redis has not answered"
+        active = self._active()
+        if not active:
+            return "no worker is ready" + self._incompatible_note()
+        if not any(worker.role.can_decode for worker in active):
+            return "no decode-capable worker is ready"
+        if not self._prefillers(active):
+            return "no worker that takes prefills is ready"
+        return None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether some worker prefills and some worker decodes."""
+        return self.problem() is None
+
+    def limits(self) -> FleetLimits | None:
+        """What fits into the fleet now; None while it is not ready."""
+        active = self._active()
+        leases = [self.leases[worker.worker_id] for worker in active]
+        decoders = [worker for worker in active if worker.role.can_decode]
+        prefillers = self._prefillers(active)
+        if not decoders or not prefillers:
+            return None
+        return FleetLimits(
+            max_sequence_tokens=min(lease.max_sequence_tokens for lease in leases),
+            max_block_pages=min(_largest_pool(prefillers), _largest_pool(decoders)),
+            block_lengths=frozenset(lease.block_length for lease in leases),
+        )
+
+    @property
+    def has_colocated(self) -> bool:
+        """Whether a request without KV (cache ``none``) has anywhere to run."""
+        return any(worker.role is Role.COLOCATED for worker in self._active())
+
+    def can_decode(self, num_pages: int) -> bool:
+        """Whether some worker's whole pool would hold a decode; else waiting for one is futile."""
+        return any(
+            worker.role.can_decode and worker.total_pages >= num_pages for worker in self._active()
+        )
+
+    # -- losses ---------------------------------------------------------------------------
+
+    def lost(self, worker_id: str, epoch: str) -> asyncio.Event:
+        """An event that is set once the worker is known to be gone or to have another epoch.
+
+        A driver waits for it beside the worker's event stream: a machine that vanished says
+        nothing on TCP. The event of a worker that is lost already is set with the next snapshot.
+        """
+        return self._watched.setdefault((worker_id, epoch), asyncio.Event())
+
+    async def wait_until_ready(self, timeout_seconds: float) -> None:
+        """Wait until ``is_ready``.
+
+        Raises:
+            Unavailable: it is not within the time; says what is missing.
+        """
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while not self.is_ready:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"{self.problem()} after {timeout_seconds:g} seconds",
+                retry_after_seconds=max(1.0, timeout_seconds),
+            ) from None
+
+    def see(self, snapshot: FleetSnapshot) -> None:
+        """Take in a snapshot; an older one than the last is dropped."""
+        if self._snapshot and snapshot.taken_at_seconds < self._snapshot.taken_at_seconds:
+            return
+        self._snapshot = snapshot
+        self._changed.set()
+        for worker_id, epoch in [*self._watched]:
+            if self._is_lost(worker_id, epoch):
+                self._watched.pop((worker_id, epoch)).set()
+
+    async def run(self, refresh_seconds: float) -> None:
+        """Look at the fleet every ``refresh_seconds``, until cancelled."""
+        while True:
+            with contextlib.suppress(Unavailable):
+                await self._ledger.snapshot()
+            await asyncio.sleep(refresh_seconds)
+
+    # -- internals ------------------------------------------------------------------------
+
+    def _fleet(self) -> FleetLoad:
+        return self._snapshot.fleet if self._snapshot else FleetLoad(())
+
+    def _active(self) -> list[WorkerLoad]:
+        return [worker for worker in self._fleet().workers if not worker.is_draining]
+
+    def _prefillers(self, active: list[WorkerLoad]) -> list[WorkerLoad]:
+        """Workers that ``place_prefill`` may choose."""
+        dedicated = [worker for worker in active if worker.role is Role.PREFILL]
+        if dedicated and not self._policy.is_overflow_allowed:
+            return dedicated
+        return [worker for worker in active if worker.role.can_prefill]
+
+    def _is_lost(self, worker_id: str, epoch: str) -> bool:
+        lease = self.leases.get(worker_id)
+        if lease is not None:
+            return lease.epoch != epoch
+        emptied_at = self._ledger.emptied_at_seconds
+        return emptied_at is None or self._clock() - emptied_at > self._grace_seconds
+
+    def _incompatible_note(self) -> str:
+        others = self._snapshot.incompatible if self._snapshot else ()
+        if not others:
+            return ""
+        models = ", ".join(
+            sorted({f"{lease.model} (protocol {lease.protocol})" for lease in others})
+        )
+        return f" ({len(others)} with another model or protocol version: {models})"
+
+
+def _largest_pool(workers: list[WorkerLoad]) -> int:
+    return max(worker.total_pages for worker in workers)

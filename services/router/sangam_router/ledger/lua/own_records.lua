@@ -1,0 +1,2 @@
+-- The fields of a router's records. ARGV: owner.
+return redis.call('HKEYS', P .. 'records:' .. ARGV[1])
