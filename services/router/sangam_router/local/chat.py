@@ -63,7 +63,10 @@ class ChatClient:
             return self._options.model
         async with self._session() as session, session.get("/v1/models") as response:
             await _raise_unless_ok(response)
-            return str((await response.json())["data"][0]["id"])
+            try:
+                return str(json.loads(await response.read())["data"][0]["id"])
+            except (ValueError, LookupError, TypeError) as error:
+                raise ChatError(f"{self._options.url} does not speak the OpenAI API") from error
 
     async def ask(self, model: str, messages: list[Message]) -> Chunks:
         """The chunks of the answer, in order.

@@ -13,6 +13,7 @@ from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 
 MASK_CELL = "·"
 _END_CELL = "▪"
+_UNKNOWN_CELL = "▒"
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\ufffd": "▫"}
 """Unsettled cells keep to one line; half a character is a box until its other half comes."""
 
@@ -51,7 +52,7 @@ class UnmaskingView:
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             for commit in choice.get("denoising") or ():
                 self._last_block = max(self._last_block, commit["block"])
-                self._cells[commit["position"]] = commit["text"]
+                self._cells[commit["position"]] = commit.get("text", _UNKNOWN_CELL)
         self.settled += new
         return new
 
