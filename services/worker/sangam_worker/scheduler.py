@@ -6,7 +6,6 @@ the simulator call it: ``next_plan`` and ``apply`` in turn, the rest in between.
 """
 
 from bisect import insort
-from collections import deque
 from dataclasses import dataclass
 
 from sangam_core.admission import Candidate, admit
@@ -48,7 +47,8 @@ class Scheduler:
         transferred_decode_share: while a prefill waits, a transferred decode that is younger
             joins only up to this share of tau. A deviation from the paper: a hybrid's decodes
             could otherwise hold D >= tau for ever, and Algorithm 1 admits nothing then. A decode
-            that is older than the waiting prefill joins at once, so neither side starves.
+            that is older than the waiting prefill joins at once, and one that alone is over the
+            share lets the idle rule admit the prefill first, so neither side starves.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Scheduler:
         self._blocks: dict[BlockKey, BlockState] = {}
         self._waiting: list[BlockState] = []
         self._decodes: list[BlockState] = []
-        self._parked: deque[BlockState] = deque()
+        self._parked: list[BlockState] = []
         self._in_flight: frozenset[BlockKey] = frozenset()
         self._iteration = 0
 
@@ -99,7 +99,7 @@ class Scheduler:
         state = self._blocks[key]
         assert state.stage is Stage.ARRIVING, state.stage
         state.stage = Stage.PARKED
-        self._parked.append(state)
+        insort(self._parked, state, key=_order)
 
     def pages_of(self, key: BlockKey) -> tuple[int, ...]:
         """The page table of a block that holds pages (transfers read or fill it)."""
@@ -202,19 +202,23 @@ class Scheduler:
         state.pages = ()
 
     def _unpark(self) -> None:
-        """Let transferred decodes join, first come first served."""
+        """Let transferred decodes join, in request arrival order."""
         decode_tokens = sum(len(state.next_rows().fed) for state in self._decodes)
         limit = self.transferred_decode_share * self.tau_tokens
         while self._parked:
             state = self._parked[0]
             cost = len(state.next_rows().fed)
             is_younger = bool(self._waiting) and state.order > self._waiting[0].order
-            if is_younger and self._decodes and decode_tokens + cost > limit:
+            if is_younger and decode_tokens + cost > limit and self._can_yield():
                 return
-            self._parked.popleft()
+            self._parked.pop(0)
             state.stage = Stage.DECODING
             self._decodes.append(state)
             decode_tokens += cost
+
+    def _can_yield(self) -> bool:
+        """Whether this iteration runs something when no transferred decode joins."""
+        return bool(self._decodes) or self._waiting[0].num_pages <= self.pages.num_free
 
     def _admit(self, decode_tokens: int) -> list[Pass]:
         candidates = self._candidates(decode_tokens)
