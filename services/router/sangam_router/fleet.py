@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 from sangam_core.errors import Unavailable
 from sangam_core.lease import WorkerLease
-from sangam_core.placement import FleetLoad, PlacementPolicy, Role, WorkerLoad
+from sangam_core.placement import (
+    FleetLoad,
+    PlacementPolicy,
+    Role,
+    WorkerLoad,
+    can_ever_hold,
+)
 from sangam_router.ledger import FleetSnapshot, Ledger
 
 
@@ -109,11 +115,9 @@ class FleetView:
         """Whether a request without KV (cache ``none``) has anywhere to run."""
         return any(worker.role is Role.COLOCATED for worker in self._active())
 
-    def can_decode(self, num_pages: int) -> bool:
-        """Whether some worker's whole pool would hold a decode; else waiting for one is futile."""
-        return any(
-            worker.role.can_decode and worker.total_pages >= num_pages for worker in self._active()
-        )
+    def can_ever_hold(self, num_pages: int) -> bool:
+        """Whether a block of that size fits the pools at all (``placement.can_ever_hold``)."""
+        return can_ever_hold(self._fleet(), num_pages, self._policy)
 
     # -- losses ---------------------------------------------------------------------------
 
@@ -134,7 +138,6 @@ class FleetView:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not self.is_ready:
-                    self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
             raise Unavailable(
@@ -142,12 +145,20 @@ class FleetView:
                 retry_after_seconds=max(1.0, timeout_seconds),
             ) from None
 
+    async def wait_for_change(self, timeout_seconds: float) -> None:
+        """Wait until a worker comes, goes, drains or changes its role, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait()
+
     def see(self, snapshot: FleetSnapshot) -> None:
         """Take in a snapshot; an older one than the last is dropped."""
         if self._snapshot and snapshot.taken_at_seconds < self._snapshot.taken_at_seconds:
             return
-        self._snapshot = snapshot
-        self._changed.set()
+        before, self._snapshot = self._members(), snapshot
+        if self._members() != before:
+            self._changed.set()
+            self._changed = asyncio.Event()
         for worker_id, epoch in [*self._watched]:
             if self._is_lost(worker_id, epoch):
                 self._watched.pop((worker_id, epoch)).set()
@@ -160,6 +171,9 @@ class FleetView:
             await asyncio.sleep(refresh_seconds)
 
     # -- internals ------------------------------------------------------------------------
+
+    def _members(self) -> frozenset[tuple[str, str, bool]]:
+        return frozenset((w.worker_id, w.epoch, w.is_draining) for w in self._fleet().workers)
 
     def _fleet(self) -> FleetLoad:
         return self._snapshot.fleet if self._snapshot else FleetLoad(())
