@@ -33,7 +33,10 @@ class LedgerKeys:
 
     @property
     def workers(self) -> str:
-        """Set of the ids of all workers that hold, or lately held, a lease."""
+        """Set of the ids of all workers that hold, or lately held, a lease.
+
+        A worker adds itself with every heartbeat; routers take out those without a lease.
+        """
         return self.prefix + "workers"
 
     def worker(self, worker_id: str) -> str:
@@ -46,7 +49,10 @@ class LedgerKeys:
 
     @property
     def wake_channel(self) -> str:
-        """Pub/sub channel: something came free or the fleet changed; waiters look again."""
+        """Pub/sub channel: something came free or the fleet changed; waiters look again.
+
+        A worker publishes its id here when its lease is new, drains or changes its role.
+        """
         return self.prefix + "wake"
 
 
