@@ -1,0 +1,29 @@
+"""Operator routes: drain, undrain, role."""
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from sangam_core.wire import RoleChange
+from sangam_worker.drain import RoleControl
+
+
+def control_routes(control: RoleControl) -> APIRouter:
+    """The routes that change a worker's standing; each answers with the standing as it is now."""
+    router = APIRouter(prefix="/internal/v1")
+
+    @router.post("/drain")
+    async def drain() -> JSONResponse:
+        control.drain()
+        return JSONResponse(control.report())
+
+    @router.post("/undrain")
+    async def undrain() -> JSONResponse:
+        control.undrain()
+        return JSONResponse(control.report())
+
+    @router.post("/role")
+    async def change_role(change: RoleChange) -> JSONResponse:
+        control.order_role(change.role)
+        return JSONResponse(control.report(), 202)
+
+    return router

@@ -1,0 +1,78 @@
+"""The one place that turns the worker's errors into HTTP answers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from sangam_core.errors import InvalidRequest, SangamError, Unavailable
+from sangam_core.wire import PROTOCOL_VERSION
+from sangam_worker.drain import RoleConflict
+from sangam_worker.service import BlockRefused
+
+
+class WrongProtocol(SangamError):
+    """The other side speaks another version of the internal API (426)."""
+
+    def __init__(self, spoken: object) -> None:
+        super().__init__(f"protocol {spoken} is not spoken here; use {PROTOCOL_VERSION}")
+
+
+def invalid_request_of(error: ValidationError) -> InvalidRequest:
+    """The first thing that is wrong with a body, by name."""
+    return _invalid(error.errors(include_url=False)[0])
+
+
+def install(app: FastAPI) -> None:
+    """Map every error of ours to its status."""
+    app.add_exception_handler(BlockRefused, _refused)
+    app.add_exception_handler(InvalidRequest, _invalid_request)
+    app.add_exception_handler(RequestValidationError, _validation_failed)
+    app.add_exception_handler(WrongProtocol, _wrong_protocol)
+    app.add_exception_handler(RoleConflict, _role_conflict)
+    app.add_exception_handler(Unavailable, _unavailable)
+
+
+def _invalid(problem: Mapping[str, Any]) -> InvalidRequest:
+    param = ".".join(str(part) for part in problem["loc"] if part != "body")
+    return InvalidRequest(f"{param or 'body'}: {problem['msg']}", param=param or None)
+
+
+def _answer(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
+    body = {"code": code, "message": message, "param": param}
+    return JSONResponse({name: value for name, value in body.items() if value}, status)
+
+
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, BlockRefused)
+    return JSONResponse(error.refusal.model_dump(), 409)
+
+
+async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidRequest)
+    return _answer(400, error.code or "invalid_request", str(error), error.param)
+
+
+async def _validation_failed(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return await _invalid_request(request, _invalid(error.errors()[0]))
+
+
+async def _wrong_protocol(request: Request, error: Exception) -> JSONResponse:
+    answer = _answer(426, "wrong_protocol", str(error), "protocol")
+    answer.headers["upgrade"] = f"sangam/{PROTOCOL_VERSION}"
+    return answer
+
+
+async def _role_conflict(request: Request, error: Exception) -> JSONResponse:
+    return _answer(409, "role_conflict", str(error), "role")
+
+
+async def _unavailable(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Unavailable)
+    answer = _answer(503, "unavailable", str(error))
+    answer.headers["retry-after"] = f"{error.retry_after_seconds:.0f}"
+    return answer

@@ -1,0 +1,63 @@
+"""Structured logs of the worker: one record a line on standard error.
+
+Called once by ``__main__``; everything else does ``structlog.get_logger()``. Records of the
+standard library (uvicorn, aiohttp) go the same way.
+"""
+
+import logging
+import sys
+
+import structlog
+from structlog.typing import Processor
+
+
+def configure_logging(level: str, log_format: str, **bound: str) -> None:
+    """Set up structlog and the standard library's logging.
+
+    Args:
+        level: least severe level written, e.g. ``info``.
+        log_format: ``json`` or ``console``.
+        bound: fields that every record carries, e.g. ``worker_id``.
+    """
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _binder(bound),
+    ]
+    rendering: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        if log_format == "json"
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("uvicorn.access").disabled = True
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _binder(bound: dict[str, str]) -> Processor:
+    def bind(
+        logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        for name, value in bound.items():
+            event.setdefault(name, value)
+        return event
+
+    return bind

@@ -1,0 +1,198 @@
+"""The worker's lease in Redis: written anew with every heartbeat, gone when the worker is.
+
+Also where the ledger's wish for another role is seen. Decides when to announce and how to bear
+Redis being away: the worker keeps serving, tries again, and says so once per change. What is in
+the lease is ``lease``'s decision.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from redis import exceptions
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from sangam_core.errors import ConfigurationError
+from sangam_core.lease import LedgerKeys, WorkerLease
+from sangam_worker.metrics import WorkerMetrics
+
+Client = Redis | RedisCluster
+
+FLEET_CHANGED = "fleet"
+"""Published on the wake channel: a worker came, went, drains, or changed its role."""
+
+_FIRST_BACKOFF_SECONDS = 0.1
+
+log = structlog.get_logger(__name__)
+
+
+def connect(url: str, *, is_cluster: bool, timeout_seconds: float) -> Client:
+    """A client that never waits longer than told and never repeats a command by itself.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+    settings: dict[str, Any] = {
+        "decode_responses": True,
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "socket_keepalive": True,
+        "protocol": 2,
+    }
+    try:
+        if is_cluster:
+            # One more try follows a fail-over; a lease may be written twice.
+            return RedisCluster.from_url(url, retry=Retry(NoBackoff(), 1), **settings)
+        return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **settings)
+    except (ValueError, TypeError, exceptions.RedisError) as error:
+        raise ConfigurationError(f"SANGAM_REDIS_URL: {error}") from None
+
+
+class Presence:
+    """Keeps one worker's lease.
+
+    Args:
+        lease: the lease as it should read now.
+        is_fit: whether the worker should be known at all (a dead GPU thread should not).
+        on_desired_role: called with what the ledger asks for, at each heartbeat.
+    """
+
+    def __init__(
+        self,
+        redis: Client,
+        keys: LedgerKeys,
+        *,
+        lease: Callable[[], WorkerLease],
+        is_fit: Callable[[], bool],
+        on_desired_role: Callable[[str | None], None],
+        metrics: WorkerMetrics,
+        heartbeat_seconds: float,
+        lease_seconds: float,
+        timeout_seconds: float,
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._lease = lease
+        self._is_fit = is_fit
+        self._on_desired_role = on_desired_role
+        self._metrics = metrics
+        self._heartbeat_seconds = heartbeat_seconds
+        self._lease_seconds = lease_seconds
+        self._timeout_seconds = timeout_seconds
+        self._has_changed = asyncio.Event()
+        self._announced: tuple[object, ...] | None = None
+        self._held_until = 0.0
+        self._trouble: str | None = "not registered yet"
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to renew the lease."""
+        self._task = asyncio.create_task(self._run(), name="presence")
+
+    def nudge(self) -> None:
+        """Something that routers must know has changed: renew now."""
+        self._has_changed.set()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the lease is not held; ``None`` while it is."""
+        if time.monotonic() < self._held_until:
+            return None
+        return f"no lease in Redis: {self._trouble or 'the last renewal has lapsed'}"
+
+    async def withdraw(self) -> None:
+        """Stop renewing and take the lease away; a Redis that is away lets it lapse."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        worker_id = self._lease().worker_id
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                pipe = self._redis.pipeline(transaction=True)
+                pipe.delete(self._keys.worker(worker_id))
+                pipe.srem(self._keys.workers, worker_id)
+                await pipe.execute()
+                await self._redis.publish(self._keys.wake_channel, FLEET_CHANGED)
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            log.warning("lease left to lapse", error=_text(error))
+        self._held_until = 0.0
+        self._trouble = "withdrawn"
+        self._metrics.lease_is(is_held=False)
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._redis.aclose()
+
+    async def _run(self) -> None:
+        backoff_seconds = _FIRST_BACKOFF_SECONDS
+        while True:
+            self._has_changed.clear()
+            if not self._is_fit():
+                self._failed("the worker is not fit to serve")
+                pause_seconds = self._heartbeat_seconds
+            elif await self._beat():
+                pause_seconds, backoff_seconds = self._heartbeat_seconds, _FIRST_BACKOFF_SECONDS
+            else:
+                pause_seconds = min(backoff_seconds, self._heartbeat_seconds)
+                backoff_seconds *= 2
+            await self._pause(pause_seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._has_changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _beat(self) -> bool:
+        """Renew once; False when Redis did not take it."""
+        lease = self._lease()
+        began = time.monotonic()
+        news = (lease.role, lease.epoch, lease.is_draining)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                desired_role, was_known = await self._renew(lease)
+                if news != self._announced or not was_known:
+                    await self._redis.publish(self._keys.wake_channel, FLEET_CHANGED)
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            self._failed(_text(error))
+            return False
+        self._announced = news
+        # Counted from before the call: Redis cannot have taken it earlier.
+        self._held_until = began + self._lease_seconds
+        if self._trouble is not None:
+            log.info("lease held", worker_id=lease.worker_id, role=lease.role, epoch=lease.epoch)
+            self._trouble = None
+        self._metrics.heartbeat(is_held=True)
+        self._metrics.lease_is(is_held=True)
+        self._on_desired_role(desired_role)
+        return True
+
+    async def _renew(self, lease: WorkerLease) -> tuple[str | None, bool]:
+        """Write the lease in one step; the desired role, and whether a lease was there."""
+        key = self._keys.worker(lease.worker_id)
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.delete(key)  # so that fields of another version do not linger
+        pipe.hset(key, mapping=dict[Any, Any](lease.fields()))
+        pipe.pexpire(key, int(self._lease_seconds * 1000))
+        pipe.sadd(self._keys.workers, lease.worker_id)
+        pipe.get(self._keys.desired_role(lease.worker_id))
+        num_deleted, *_, desired_role = await pipe.execute()
+        return desired_role, bool(num_deleted)
+
+    def _failed(self, trouble: str) -> None:
+        if self._trouble is None:
+            log.warning("lease not renewed; serving goes on", error=trouble)
+        self._trouble = trouble
+        self._metrics.heartbeat(is_held=False)
+        self._metrics.lease_is(is_held=self.trouble is None)
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

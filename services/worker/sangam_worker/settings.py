@@ -1,0 +1,188 @@
+"""The worker's settings: one frozen tree, read once by ``__main__``.
+
+Every field says what it means, its unit and why the default is what it is. Decides nothing at
+run time; a bad value stops the start with one line that names the variable.
+"""
+
+import secrets
+import socket
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+
+from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
+from sangam_core.placement import Role
+from sangam_core.settings import ServiceSettings
+
+DEFAULT_TOTAL_PAGES = 2048
+"""32,768 tokens of KV: dozens of chat-sized requests, and a few MB for the small model."""
+
+_WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
+
+_PORT_RANGE = r"^\d{1,5}-\d{1,5}$"
+
+
+def _default_worker_id() -> str:
+    return f"{socket.gethostname()}-{secrets.token_hex(3)}"
+
+
+class WorkerSettings(ServiceSettings):
+    """What one worker process is told through ``SANGAM_`` variables."""
+
+    role: Role = Role.COLOCATED
+    """What the worker admits at its start: ``prefill``, ``decode`` or ``colocated``. It can be
+    changed at run time."""
+
+    model: Annotated[str, Field(min_length=1)] = "small"
+    """The checkpoint: a local folder, a Hugging Face id, or ``small`` (shipped with Sangam)."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of weights and KV. ``float32`` on CPU gives the same bytes everywhere;
+    ``bfloat16`` is what GPUs are for."""
+
+    device: Annotated[str, Field(min_length=1)] = "cpu"
+    """Torch device of the engine, e.g. ``cpu`` or ``cuda:0``."""
+
+    total_pages: Annotated[int, Field(ge=1)] | None = None
+    """KV pool, in pages of 16 tokens. Default 2048. Excludes ``pool_bytes``."""
+
+    pool_bytes: Annotated[int, Field(ge=1)] | None = None
+    """KV pool, in bytes, cut down to whole pages. Excludes ``total_pages``."""
+
+    tau_tokens_prefill: Annotated[int, Field(ge=1)] = 8192
+    """Token budget of an iteration while the role is ``prefill``. Large: no decode waits behind
+    its prefills, so it may batch them (the paper gives prefill workers more)."""
+
+    tau_tokens_decode: Annotated[int, Field(ge=1)] = 1024
+    """Token budget of an iteration while the role is ``decode``; it bounds only what transferred
+    decodes may take at once."""
+
+    tau_tokens_colocated: Annotated[int, Field(ge=1)] = 1024
+    """Token budget of an iteration while the role is ``colocated``: a prefill may stretch a
+    decode's pass by about this many rows."""
+
+    transferred_decode_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75
+    """While a prefill waits, younger transferred decodes join only up to this share of tau, so
+    that decodes cannot hold the whole budget for ever."""
+
+    block_length: Annotated[int, Field(ge=1)] = DEFAULT_BLOCK_LENGTH
+    """Positions of a block, in tokens, published for routers; 32 is what LLaDA and Dream use."""
+
+    torch_threads: Annotated[int, Field(ge=1)] = 1
+    """CPU threads of torch. One keeps results bitwise equal whatever else is in the batch."""
+
+    worker_id: Annotated[str, Field(min_length=1, max_length=200)] = Field(
+        default_factory=_default_worker_id
+    )
+    """Name in the ledger, metrics and logs; unique over the fleet. Default: the host name and
+    six random digits, so that two workers on a host differ."""
+
+    host: str = "127.0.0.1"
+    """Address that the internal API binds. Wildcards need ``advertise_host``."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of the internal API; 0 takes a free one."""
+
+    port_range: Annotated[str, Field(pattern=_PORT_RANGE)] | None = None
+    """With port 0: take a free port in this range, e.g. ``20000-29999``, which keeps clear of the
+    ports that the system hands to outgoing connections."""
+
+    port_file: Path | None = None
+    """Where the bound port is written, for whoever started the process."""
+
+    advertise_host: str | None = None
+    """Address under which routers and workers reach this one, also the one that KV transfers
+    bind. Default: ``host``."""
+
+    internal_token: SecretStr = SecretStr("")
+    """The token shared by routers and workers; whoever has it can use the internal API. Must be
+    set."""
+
+    redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    """The ledger's Redis; ``rediss://`` for TLS, the password within. Kept out of logs."""
+
+    redis_cluster: bool = False
+    """Whether ``redis_url`` names a node of a Redis Cluster."""
+
+    redis_namespace: Annotated[str, Field(min_length=1, pattern=r"^[^{}]+$")] = "sangam"
+    """Prefix and hash tag of every key; deployments that share a Redis differ in it."""
+
+    redis_timeout_seconds: Annotated[float, Field(gt=0)] = 1.0
+    """Longest wait for an answer of Redis, seconds; short against the lease."""
+
+    heartbeat_seconds: Annotated[float, Field(gt=0)] = 1.0
+    """Time between two renewals of the lease, seconds; also how soon a desired role is seen."""
+
+    lease_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """How long the lease outlives its last renewal, seconds: the time after which a dead worker's
+    blocks are placed again. At least two heartbeats."""
+
+    transfer_deadline_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """Longest time for one block's KV to move, connecting included, seconds; then that pair is
+    given up and the block is prefilled again."""
+
+    drain_deadline_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """Longest time that running blocks get at a role switch or a shutdown, seconds; then they are
+    lost here and start again elsewhere."""
+
+    ping_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """A block's stream that has said nothing for this long says so, seconds; routers take longer
+    silence for a dead worker."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 2**20
+    """Largest request body, bytes: a block start of a million tokens."""
+
+    body_deadline_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """Longest time for a request body to arrive, seconds."""
+
+    max_engine_failures: Annotated[int, Field(ge=1)] = 3
+    """Failed iterations in a row after which ``/healthz`` fails and the lease lapses: a broken
+    device does not heal by itself."""
+
+    engine_stall_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """An iteration that runs longer than this, in seconds, counts as a hung device. Long, since a
+    large prefill on a CPU takes minutes."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe records that are written."""
+
+    log_format: Literal["json", "console"] = "json"
+    """One JSON object a line for machines, or coloured text for people."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.total_pages is not None and self.pool_bytes is not None:
+            raise ValueError("SANGAM_TOTAL_PAGES and SANGAM_POOL_BYTES exclude each other")
+        if not self.internal_token.get_secret_value():
+            raise ValueError("SANGAM_INTERNAL_TOKEN must be set: routers and workers share it")
+        if self.lease_seconds < 2 * self.heartbeat_seconds:
+            raise ValueError("SANGAM_LEASE_SECONDS must be at least two SANGAM_HEARTBEAT_SECONDS")
+        if self.host in _WILDCARD_HOSTS and not self.advertise_host:
+            raise ValueError(
+                f"SANGAM_ADVERTISE_HOST must be set, since SANGAM_HOST is {self.host!r}"
+            )
+        if self.port_range is not None and not self.ports:
+            raise ValueError("SANGAM_PORT_RANGE must be LOW-HIGH with 1 <= LOW <= HIGH <= 65535")
+        return self
+
+    @property
+    def ports(self) -> range:
+        """The ports to choose from: the one set, those of the range, or 0 (the system's choice)."""
+        if self.port or self.port_range is None:
+            return range(self.port, self.port + 1)
+        low, high = (int(part) for part in self.port_range.split("-"))
+        return range(low, high + 1) if 1 <= low <= high <= 65535 else range(0)
+
+    @property
+    def reachable_host(self) -> str:
+        """The address that others use."""
+        return self.advertise_host or self.host
+
+    def tau_tokens(self, role: Role) -> int:
+        """The token budget of an iteration under a role."""
+        return {
+            Role.PREFILL: self.tau_tokens_prefill,
+            Role.DECODE: self.tau_tokens_decode,
+            Role.COLOCATED: self.tau_tokens_colocated,
+        }[role]

@@ -1,0 +1,73 @@
+"""What a KV transport is: pair communicators that move pages from one worker's pool to another's.
+
+A channel joins one sender to one receiver, in one direction, one transfer at a time. The
+receiver makes an offer, an opaque text that travels to the sender over the internal HTTP API (an
+NCCL unique id, or the address of a gloo store), and both connect with it. Calls block and belong
+in a thread of the channel's own (``exchange``). Nothing here knows torch or HTTP.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Protocol
+
+
+class Side(StrEnum):
+    """Which end of a channel."""
+
+    SENDER = "sender"
+    RECEIVER = "receiver"
+
+
+class KVChannel(Protocol):
+    """One end of a connected pair."""
+
+    def send(self, pages: Sequence[int], timeout_seconds: float) -> int:
+        """Send pages of every layer, in order; returns bytes.
+
+        Raises:
+            TransferError: the peer is gone, the time is over, or the channel was aborted. The
+                channel is of no use then.
+        """
+        ...
+
+    def receive(self, pages: Sequence[int], timeout_seconds: float) -> int:
+        """Receive into pages of every layer; returns bytes. Raises as ``send`` does."""
+        ...
+
+    def abort(self) -> None:
+        """End the channel, from any thread; other channels do not notice.
+
+        A call that waits ends as soon as the transport can make it, at the latest when its time
+        is over. The peer's call fails. Aborting twice changes nothing.
+        """
+        ...
+
+
+class KVTransport(Protocol):
+    """Makes channels between this worker's pool and others'."""
+
+    @property
+    def name(self) -> str:
+        """Both ends must name the same (``gloo``)."""
+        ...
+
+    def offer(self) -> str:
+        """What the sender needs to connect; made by the receiver, for one channel."""
+        ...
+
+    def connect(
+        self, side: Side, communicator: str, offer: str, timeout_seconds: float
+    ) -> KVChannel:
+        """Meet the other side; both must call it.
+
+        Args:
+            communicator: names the channel, the same on both sides, unique over time.
+
+        Raises:
+            TransferError: the other side did not come in time.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what the transport itself holds; channels are aborted by their owners."""
+        ...

@@ -1,0 +1,116 @@
+"""A toy engine behind the worker's seams: exact, fast, and unable to hide a lost byte.
+
+Its KV is a function of token and position, and what a pass predicts is read back from the pages
+it is given. A block that decodes on pages whose content was not moved, or moved wrongly, gives
+other tokens than ``toy_answer`` says.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sangam_core.decoding import Commit
+from sangam_core.geometry import PAGE_TOKENS
+from sangam_worker.plan import Outcome, Pass, PassOutcome, Plan
+
+MASK_ID = 1
+VOCAB_SIZE = 500
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """The facts of the toy model."""
+
+    mask_id: int = MASK_ID
+    vocab_size: int = VOCAB_SIZE
+    max_sequence_tokens: int = 4096
+    eos_ids: tuple[int, ...] = ()
+
+
+class ToyPool:
+    """A KV pool of two layers with one head of two dimensions."""
+
+    page_shape = (2, PAGE_TOKENS, 1, 2)
+
+    def __init__(self, total_pages: int = 64, num_layers: int = 2) -> None:
+        self.total_pages = total_pages
+        self.num_layers = num_layers
+        self.layers = torch.zeros((num_layers, total_pages, *self.page_shape))
+
+    def gather(self, layer: int, pages: Sequence[int]) -> torch.Tensor:
+        return self.layers[layer, list(pages)].contiguous()
+
+    def scatter(self, layer: int, pages: Sequence[int], tensor: torch.Tensor) -> None:
+        self.layers[layer, list(pages)] = tensor
+
+    def write(self, item: Pass) -> None:
+        """Keep a function of token and position for every row fed, other in each layer."""
+        for position, token in zip(item.positions, item.tokens, strict=True):
+            page, slot = item.pages[position // PAGE_TOKENS], position % PAGE_TOKENS
+            for layer in range(self.num_layers):
+                self.layers[layer, page, :, slot] = float(_kv(layer, position, token))
+
+    def prompt_sum(self, item: Pass, stop: int) -> int:
+        """What all layers keep of the positions before ``stop``, with K and V in accord."""
+        total = 0
+        for layer in range(self.num_layers):
+            rows = self.gather(layer, item.pages)[:, :, :, 0, 0]
+            keys, values = rows[:, 0].reshape(-1)[:stop], rows[:, 1].reshape(-1)[:stop]
+            assert torch.equal(keys, values)
+            total += int(keys.sum().item())
+        return total
+
+
+@dataclass
+class ToyEngine:
+    """Commits the first masks of a block, so many a pass.
+
+    Attributes:
+        gate: cleared, it holds up every iteration at its start, until a test sets it again.
+        failures: exceptions that the next iterations raise, one each.
+        num_iterations: how many have begun.
+    """
+
+    commits_per_pass: int = 8
+    kv_pool: ToyPool = field(default_factory=ToyPool)
+    model_config: ToyModel = ToyModel()
+    gate: threading.Event = field(default_factory=threading.Event)
+    failures: list[Exception] = field(default_factory=list)
+    num_iterations: int = 0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def execute(self, plan: Plan) -> Outcome:
+        self.num_iterations += 1
+        assert self.gate.wait(30), "a test closed the gate and forgot it"
+        if self.failures:
+            raise self.failures.pop(0)
+        return Outcome(plan.iteration, tuple(self._run(item) for item in plan.passes))
+
+    def _run(self, item: Pass) -> PassOutcome:
+        start = item.block.start
+        if item.pages:
+            self.kv_pool.write(item)
+            secret = self.kv_pool.prompt_sum(item, start)
+        else:
+            secret = sum(_kv(0, p, t) + _kv(1, p, t) for p, t in enumerate(item.tokens[:start]))
+        chosen = item.masked[: self.commits_per_pass]
+        commits = tuple(Commit(position=p, token=_token(secret, p), confidence=0.5) for p in chosen)
+        return PassOutcome(item.key, commits, carry=item.carry + len(commits))
+
+
+def toy_answer(ids: Sequence[int], block: range) -> list[int]:
+    """The tokens of a block, given everything before it."""
+    secret = sum(_kv(0, p, t) + _kv(1, p, t) for p, t in enumerate(ids[: block.start]))
+    return [_token(secret, position) for position in block]
+
+
+def _kv(layer: int, position: int, token: int) -> int:
+    return (layer + 1) * token * (position % 7 + 1)
+
+
+def _token(secret: int, position: int) -> int:
+    return 2 + (secret * 31 + position * 7) % (VOCAB_SIZE - 2)
