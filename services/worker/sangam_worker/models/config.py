@@ -1,0 +1,92 @@
+"""Finds a model and reads its configuration, without torch.
+
+``resolve_model`` turns what a user writes (``small``, a folder, a hub id) into a folder;
+``read_model_config`` reads that folder's ``config.json``. ``weights`` reads the tensors.
+"""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from sangam_core.errors import ConfigurationError
+from sangam_worker.models import dream, llada
+from sangam_worker.models.description import ConfigFields, ModelConfig
+
+__all__ = ["SMALL_MODEL", "ModelConfig", "read_model_config", "resolve_model"]
+
+SMALL_MODEL = "small"
+"""Alias of the model that is shipped with the package."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_FILES = ["config.json", "*.safetensors", "model.safetensors.index.json"]
+
+
+def resolve_model(model: str) -> Path:
+    """The local folder of a model, downloaded from the hub where it is an id.
+
+    Raises:
+        ConfigurationError: there is no such folder, and no such id can be fetched.
+    """
+    if model == SMALL_MODEL:
+        return Path(str(files("sangam_core") / "small_model"))
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ConfigurationError(f"model {model}: is a file; give the folder that holds it")
+    if not _HUB_ID.fullmatch(model):
+        raise ConfigurationError(f"model {model}: no such folder, and not a hub id (owner/name)")
+    return _fetch(model)
+
+
+def _fetch(model: str) -> Path:
+    from huggingface_hub import snapshot_download  # slow to import, and only needed here
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_FILES))
+    except (OSError, ValueError, RuntimeError) as error:
+        # Its errors derive from OSError (HTTP, offline, no such repository) or ValueError.
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigurationError(
+            f"model {model}: no such folder, and not to be had from the hub: {reason}"
+        ) from error
+
+
+def read_model_config(path: Path | str, name: str | None = None) -> ModelConfig:
+    """Read the ``config.json`` of a model folder.
+
+    Args:
+        path: the folder. name: what to call the model; the folder's name by default.
+
+    Raises:
+        ConfigurationError: the file is absent or unreadable, of another architecture, without a
+            mask id, or asks for something that the engine does not implement.
+    """
+    folder = Path(path)
+    file = folder / "config.json"
+    fields = ConfigFields(_read_json(file), str(file))
+    name = folder.resolve().name if name is None else name
+    architectures = fields.get("architectures", [])
+    declared = architectures if architectures else [fields.get("model_type", "none")]
+    if declared in ([llada.ARCHITECTURE], [llada.MODEL_TYPE]):
+        return llada.read_config(fields, name)
+    if declared in ([dream.ARCHITECTURE], [dream.MODEL_TYPE]):
+        return dream.read_config(fields, name)
+    raise fields.error(
+        f"architectures {declared!r} is not supported, only "
+        f"[{llada.ARCHITECTURE!r}] and [{dream.ARCHITECTURE!r}]"
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"{file}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigurationError(f"{file}: must hold a JSON object")
+    return raw

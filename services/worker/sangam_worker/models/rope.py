@@ -1,0 +1,51 @@
+"""Rotary position embedding in half-split layout, absolute positions from 0.
+
+Called by ``transformer``. Rules of precision: ``dllm-semantics`` section a.
+"""
+
+import torch
+from torch import Tensor
+
+from sangam_worker.models.description import ModelConfig
+
+_FIRST_ROWS = 4096
+
+
+class RotaryTable:
+    """cos and sin by position, computed in float32, kept in ``dtype``; grows when needed."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float()
+        self._inverse = 1.0 / (config.rope_theta ** (exponents / config.head_dim))
+        self._dtype, self._device = dtype, device
+        self._fill(_FIRST_ROWS)
+
+    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions ``[rows]``, each ``[rows, 1, head_dim / 2]``."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def reserve(self, num_positions: int) -> None:
+        """Make sure that positions below ``num_positions`` are there."""
+        if num_positions > len(self._cos):
+            self._fill(max(num_positions, 2 * len(self._cos)))
+
+    def _fill(self, num_positions: int) -> None:
+        # A multiple of 16 rows, so that no row falls to an element-wise kernel's scalar tail.
+        rows = -(-num_positions // 16) * 16
+        angles = torch.arange(rows, dtype=torch.float32)[:, None] * self._inverse
+        self._cos = angles.cos().to(self._dtype).to(self._device)[:, None]
+        self._sin = angles.sin().to(self._dtype).to(self._device)[:, None]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate ``[rows, heads, head_dim]`` in the table's dtype; the result is in x's.
+
+    Products and sums round one by one, as the published code's do.
+    """
+    rows, heads, head_dim = x.shape
+    halves = x.to(cos.dtype).view(rows, heads, 2, head_dim // 2)
+    first, second = halves[:, :, 0], halves[:, :, 1]
+    turned = halves * cos[:, :, None]
+    turned[:, :, 0] -= second * sin
+    turned[:, :, 1] += first * sin
+    return turned.view(rows, heads, head_dim).to(x.dtype)

@@ -1,0 +1,121 @@
+"""For every row that can commit: the token it proposes, and how sure the model is.
+
+Decides tokens and confidences (``dllm-semantics`` section b); which of them commit is ``rules``'
+business. Row by row: nothing here mixes rows. The mask token is never a candidate, but it keeps
+its share of the probability mass, so that confidences are the reference's. Called by ``sampler``.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from sangam_core.rules import Family
+from sangam_worker.sampling.noise import gumbel
+
+
+class Measure(StrEnum):
+    """What ranks a candidate."""
+
+    PROBABILITY = "probability"
+    MARGIN = "margin"
+    """Its probability less that of the best other entry."""
+    NEGATIVE_ENTROPY = "negative_entropy"
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How rows are turned into candidates; rows with equal draws are computed together."""
+
+    family: Family
+    temperature: float
+    top_p: float
+    top_k: int
+    measure: Measure
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no noise is needed."""
+        return self.temperature == 0.0
+
+
+def propose(logits: Tensor, draw: Draw, keys: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """Tokens (int64) and confidences (float64) of rows.
+
+    Args:
+        logits: ``[rows, vocab]``. keys: noise keys, int64 ``[rows]``; unused when greedy.
+    """
+    if draw.family == "llada":
+        return _propose_llada(logits, draw, keys, mask_id)
+    return _propose_dream(logits, draw, keys, mask_id)
+
+
+def _propose_llada(logits: Tensor, draw: Draw, keys: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """Gumbel-max at the temperature; the confidence is the un-noised float64 softmax.
+
+    argmax of exp(logit) / (-ln u)^T in the published code; in log space it cannot overflow.
+    """
+    wide = logits.double()
+    shifted = wide - wide.amax(-1, keepdim=True)
+    masses = shifted.exp()
+    total = masses.sum(-1)
+    if draw.is_greedy:
+        tokens = _without_mask(logits, mask_id).argmax(-1)
+    else:
+        tempered = _filtered(_without_mask(wide, mask_id) / draw.temperature, draw)
+        tokens = (tempered + gumbel(keys, logits.shape[1])).argmax(-1)
+    return tokens, _at(masses, tokens) / total
+
+
+def _propose_dream(logits: Tensor, draw: Draw, keys: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:
+    """Softmax in the model's dtype of the tempered, filtered logits; categorical draw."""
+    scaled = logits if draw.is_greedy else logits / draw.temperature
+    allowed = _without_mask(scaled, mask_id)
+    if draw.top_p < 1.0 or draw.top_k > 0:
+        # Filters see no mask token: a nucleus of the mask token alone would leave no candidate.
+        scaled = allowed = _filtered(allowed, draw)
+    probabilities = torch.softmax(scaled, -1)
+    if draw.is_greedy:
+        tokens = allowed.argmax(-1)
+    else:
+        tokens = (allowed.double() + gumbel(keys, logits.shape[1])).argmax(-1)
+    return tokens, _measured(probabilities, tokens, draw.measure).double()
+
+
+def _measured(probabilities: Tensor, tokens: Tensor, measure: Measure) -> Tensor:
+    if measure is Measure.NEGATIVE_ENTROPY:
+        return (probabilities * torch.log(probabilities + 1e-10)).sum(-1)
+    chosen = _at(probabilities, tokens)
+    if measure is Measure.MARGIN:
+        others = probabilities.scatter(-1, tokens[:, None], -1.0)
+        return chosen - others.amax(-1)
+    return chosen
+
+
+def _filtered(logits: Tensor, draw: Draw) -> Tensor:
+    """Nucleus, then top-k: everything else gets minus infinity.
+
+    The nucleus keeps the token that crosses the limit. Ties at the k-th place all stay.
+    """
+    if draw.top_p < 1.0:
+        ordered, entries = logits.sort(stable=True, dim=-1, descending=True)
+        mass_before = torch.softmax(ordered, -1).cumsum(-1).roll(1, -1)
+        mass_before[:, 0] = 0.0
+        removed = torch.zeros_like(logits, dtype=torch.bool)
+        removed.scatter_(-1, entries, mass_before > draw.top_p)
+        logits = logits.masked_fill(removed, -torch.inf)
+    if 0 < draw.top_k < logits.shape[1]:
+        limit = logits.topk(draw.top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < limit, -torch.inf)
+    return logits
+
+
+def _without_mask(logits: Tensor, mask_id: int) -> Tensor:
+    allowed = logits.clone()
+    allowed[:, mask_id] = -torch.inf
+    return allowed
+
+
+def _at(values: Tensor, tokens: Tensor) -> Tensor:
+    return values.gather(-1, tokens[:, None])[:, 0]

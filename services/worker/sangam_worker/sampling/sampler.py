@@ -1,0 +1,114 @@
+"""Logits to outcomes: proposes on the device, copies once, then applies the rules.
+
+Decides how rows are grouped (rows that are drawn alike are computed together) and what crosses
+from device to host: one ``[rows, 2]`` tensor an iteration. Called by ``engine``.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sangam_core.decoding import Commit, Decoding, UnmaskingRule
+from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.linear import padded_rows
+from sangam_worker.plan import Pass, PassOutcome
+from sangam_worker.sampling.candidates import Draw, Measure, propose
+from sangam_worker.sampling.noise import noise_key
+from sangam_worker.sampling.rules import choose, committable
+
+_MEASURES = {
+    UnmaskingRule.ENTROPY: Measure.NEGATIVE_ENTROPY,
+    UnmaskingRule.TOPK_MARGIN: Measure.MARGIN,
+}
+
+
+class Sampler:
+    """Samples for one model."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        self._config = config
+        self._dtype = dtype
+
+    def sample(self, logits: Tensor, passes: Sequence[Pass]) -> tuple[PassOutcome, ...]:
+        """Decide what commits.
+
+        Args:
+            logits: ``[rows, vocab]``: for each pass its committable positions in order, then
+                padding rows.
+        """
+        positions = [committable(item, self._config.family) for item in passes]
+        tokens, confidences = self._proposals(logits, passes, positions)
+        outcomes = []
+        start = 0
+        for item, own in zip(passes, positions, strict=True):
+            stop = start + len(own)
+            outcomes.append(self._outcome(item, own, tokens[start:stop], confidences[start:stop]))
+            start = stop
+        return tuple(outcomes)
+
+    def _outcome(
+        self, item: Pass, positions: Sequence[int], tokens: list[int], confidences: list[float]
+    ) -> PassOutcome:
+        threshold = self._threshold(item.decoding)
+        chosen, carry = choose(item, self._config.family, confidences, threshold)
+        commits = tuple(
+            Commit(position=positions[i], token=tokens[i], confidence=confidences[i])
+            for i in chosen
+        )
+        return PassOutcome(key=item.key, commits=commits, carry=carry)
+
+    def _proposals(
+        self, logits: Tensor, passes: Sequence[Pass], positions: Sequence[tuple[int, ...]]
+    ) -> tuple[list[int], list[float]]:
+        groups: dict[Draw, list[int]] = {}
+        keys: list[int] = []
+        for item, own in zip(passes, positions, strict=True):
+            draw = self._draw(item.decoding)
+            groups.setdefault(draw, []).extend(range(len(keys), len(keys) + len(own)))
+            keys += [0] * len(own) if draw.is_greedy else _row_keys(item, own)
+        if not keys:
+            return [], []
+        proposed = torch.empty((len(logits), 2), dtype=torch.float64, device=logits.device)
+        for draw, rows in groups.items():
+            if rows:
+                rows += rows[:1] * (padded_rows(len(rows)) - len(rows))
+                self._propose(logits, draw, rows, keys, proposed)
+        tokens, confidences = proposed[: len(keys)].T.tolist()
+        return [int(token) for token in tokens], confidences
+
+    def _propose(
+        self, logits: Tensor, draw: Draw, rows: list[int], keys: list[int], proposed: Tensor
+    ) -> None:
+        """Fill the rows of one group, which is padded like every product (see ``linear``)."""
+        index = torch.tensor(rows, device=logits.device)
+        own_keys = torch.tensor([keys[row] for row in rows], device=logits.device)
+        own = logits.index_select(0, index)
+        tokens, confidences = propose(own, draw, own_keys, self._config.mask_id)
+        proposed.index_copy_(0, index, torch.stack((tokens.double(), confidences), 1))
+
+    def _draw(self, decoding: Decoding) -> Draw:
+        family = self._config.family
+        # At temperature 0 LLaDA's filters cannot change the argmax, nor its confidence.
+        has_filters = family == "dream" or decoding.temperature > 0
+        return Draw(
+            family=family,
+            temperature=decoding.temperature,
+            top_p=decoding.top_p if has_filters else 1.0,
+            top_k=decoding.top_k if has_filters else 0,
+            measure=_MEASURES.get(decoding.unmasking.rule, Measure.PROBABILITY),
+        )
+
+    def _threshold(self, decoding: Decoding) -> float:
+        """Dream compares in the model's dtype, LLaDA in float64."""
+        threshold = decoding.unmasking.threshold
+        if self._config.family == "llada":
+            return threshold
+        return float(torch.tensor(threshold, dtype=self._dtype))
+
+
+def _row_keys(item: Pass, positions: Sequence[int]) -> list[int]:
+    seed = item.decoding.seed
+    return [
+        noise_key("token", seed, item.block_index, item.step, position) for position in positions
+    ]

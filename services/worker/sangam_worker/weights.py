@@ -1,0 +1,157 @@
+"""Reads a model's tensors: from safetensors, or drawn at random for benchmarks.
+
+Decides which tensors must be there and where they go, and complains about each one that is
+missing, left over or of another shape. One tensor of one shard is in memory at a time besides
+the model itself. Called by ``load_engine``.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sangam_core.errors import ConfigurationError
+from sangam_core.rules import Family
+from sangam_worker.models import dream, llada
+from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.tensor_names import Slot, TensorNames, slots_of
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_NAMES: Mapping[Family, TensorNames] = {"llada": llada.TENSOR_NAMES, "dream": dream.TENSOR_NAMES}
+_BUFFERS = ("rotary_emb.inv_freq",)
+"""Ends of names that old exports contain and that are no weights."""
+
+
+class Weights:
+    """The engine's parameters: outside the layers, and one mapping per layer.
+
+    ``qkv`` holds the rows of q, k and v in this order, so that one product gives all three.
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.outer: dict[str, Tensor] = {}
+        self.layers: list[dict[str, Tensor]] = [{} for _ in range(config.num_layers)]
+        self.slots = slots_of(config, _NAMES[config.family])
+        num_rows: dict[tuple[int | None, str], int] = {}
+        for slot in self.slots.values():
+            key = (slot.layer, slot.parameter)
+            num_rows[key] = max(num_rows.get(key, 0), slot.first_row + slot.shape[0])
+        for slot in self.slots.values():
+            shape = (num_rows[slot.layer, slot.parameter], *slot.shape[1:])
+            group = self._group(slot)
+            if slot.parameter not in group:
+                group[slot.parameter] = torch.empty(shape, dtype=dtype, device=device)
+
+    def place(self, slot: Slot, tensor: Tensor) -> None:
+        """Copy a checkpoint's tensor to its place, cast to the model's dtype."""
+        parameter = self._group(slot)[slot.parameter]
+        parameter[slot.first_row : slot.first_row + slot.shape[0]].copy_(tensor)
+
+    def _group(self, slot: Slot) -> dict[str, Tensor]:
+        return self.outer if slot.layer is None else self.layers[slot.layer]
+
+
+def read_weights(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Read a checkpoint's safetensors, sharded or not.
+
+    Raises:
+        ConfigurationError: naming the file or tensor that is absent, unreadable, of another
+            shape, no floating-point tensor, or left over.
+    """
+    files = _tensor_files(folder)
+    weights = Weights(config, dtype, device)
+    missing = dict(weights.slots)
+    for file in files:
+        for name, read in _tensors(file):
+            if name.endswith(_BUFFERS):
+                continue
+            slot = weights.slots.get(name)
+            if slot is None:
+                raise ConfigurationError(
+                    f"{file}: tensor {name} is not part of this {config.family} configuration"
+                )
+            if missing.pop(name, None) is None:
+                raise ConfigurationError(f"{file}: tensor {name} is in another file as well")
+            weights.place(slot, _checked(read(), slot, file))
+    if missing:
+        first = next(iter(missing))
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise ConfigurationError(f"{folder}: tensor {first} is missing{more}")
+    return weights
+
+
+def _tensor_files(folder: Path) -> list[Path]:
+    """The shards by the index, else the single file."""
+    index = folder / INDEX_FILE
+    if not index.exists():
+        if not (folder / SINGLE_FILE).exists():
+            raise ConfigurationError(f"{folder}: holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+        return [folder / SINGLE_FILE]
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        files = [folder / shard for shard in shards]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigurationError(f"{index}: cannot be read: {error!r}") from None
+    for file in files:
+        if not file.exists():
+            raise ConfigurationError(f"{file}: named by {INDEX_FILE}, but there is no such file")
+    return files
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Names in a file, each with a function that reads the tensor."""
+    try:
+        with safe_open(str(file), framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (a file handle, no dict)
+                yield name, partial(opened.get_tensor, name)
+    except (SafetensorError, OSError) as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error}") from None
+
+
+def _checked(tensor: Tensor, slot: Slot, file: Path) -> Tensor:
+    if tuple(tensor.shape) != slot.shape:
+        raise ConfigurationError(
+            f"{file}: tensor {slot.name} has shape {tuple(tensor.shape)}, "
+            f"but the configuration asks for {slot.shape}"
+        )
+    if not tensor.is_floating_point():
+        raise ConfigurationError(
+            f"{file}: tensor {slot.name} has dtype {tensor.dtype}; quantised weights are not "
+            "supported"
+        )
+    return tensor
+
+
+def random_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> Weights:
+    """Draw weights, each tensor from its own seed: every worker gets the same ones.
+
+    Normal with the variance that keeps activations near 1; norms are ones, biases zeros.
+    """
+    weights = Weights(config, dtype, device)
+    for slot in weights.slots.values():
+        if len(slot.shape) == 1:
+            value = torch.zeros if slot.parameter.endswith("bias") else torch.ones
+            weights.place(slot, value(slot.shape))
+            continue
+        generator = torch.Generator(device).manual_seed(_seed_of(slot.name, seed))
+        scale = 1.0 if slot.parameter == "embedding" else 1.0 / math.sqrt(slot.shape[1])
+        drawn = torch.randn(slot.shape, generator=generator, device=device, dtype=dtype)
+        weights.place(slot, drawn.mul_(scale))
+    return weights
+
+
+def _seed_of(name: str, seed: int) -> int:
+    digest = blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest, "big")
