@@ -1,0 +1,154 @@
+"""The fleet in words and numbers: for ``/admin/fleet``, the fleet page and Prometheus.
+
+Joins what the ledger counts (loads, pages, lines) with what workers say in their leases. Reads
+Redis when asked; decides nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from redis.exceptions import RedisError
+
+from sangam_core.errors import Unavailable
+from sangam_core.lease import LedgerKeys, WorkerLease
+from sangam_core.placement import WorkerLoad
+from sangam_router.fleet import FleetView
+from sangam_router.ledger import FleetSnapshot, Ledger, Line
+from sangam_router.ledger.scripts import Client
+
+
+class FleetReport(Collector):
+    """Reads and renders the state of the fleet.
+
+    Args:
+        timeout_seconds: of one look into Redis; after it the last known state is shown.
+    """
+
+    def __init__(
+        self, redis: Client, ledger: Ledger, fleet: FleetView, *, timeout_seconds: float
+    ) -> None:
+        self._redis = redis
+        self._ledger = ledger
+        self._fleet = fleet
+        self._keys: LedgerKeys = ledger.keys
+        self._timeout_seconds = timeout_seconds
+        self._leases: dict[str, WorkerLease] = {}
+        self._desired_roles: dict[str, str] = {}
+
+    async def refresh(self) -> None:
+        """Read leases and desired roles anew; keeps what it has when Redis does not answer."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                snapshot = await self._ledger.snapshot()
+                pipe = self._redis.pipeline(transaction=False)
+                for worker_id in snapshot.leases:
+                    pipe.hgetall(self._keys.worker(worker_id))
+                    pipe.get(self._keys.desired_role(worker_id))
+                replies = await pipe.execute()
+        except (Unavailable, TimeoutError, RedisError, OSError):
+            return
+        leases: dict[str, WorkerLease] = {}
+        desired: dict[str, str] = {}
+        for worker_id, fields, role in zip(
+            snapshot.leases, replies[::2], replies[1::2], strict=True
+        ):
+            lease = WorkerLease.from_fields(fields)
+            if lease is not None:
+                leases[worker_id] = lease
+            if role:
+                desired[worker_id] = role
+        self._leases, self._desired_roles = leases, desired
+
+    def body(self) -> dict[str, Any]:
+        """The fleet as JSON."""
+        snapshot = self._fleet.snapshot
+        workers = snapshot.fleet.workers if snapshot else ()
+        return {
+            "is_ready": self._fleet.is_ready,
+            "problem": self._fleet.problem(),
+            "is_redis_reachable": self._ledger.is_reachable,
+            "router": self._ledger.owner,
+            "workers": [self._worker(worker) for worker in workers],
+            "incompatible_workers": [
+                {"worker_id": lease.worker_id, "model": lease.model, "protocol": lease.protocol}
+                for lease in (snapshot.incompatible if snapshot else ())
+            ],
+            "waiting": {
+                "num_prefills": snapshot.num_waiting if snapshot else 0,
+                "num_decodes": snapshot.num_pending_decodes if snapshot else 0,
+                "pending_decode_pages": snapshot.fleet.pending_decode_pages if snapshot else 0,
+                "num_prefills_here": self._ledger.num_waiting_here(Line.PREFILL),
+                "num_decodes_here": self._ledger.num_waiting_here(Line.DECODE),
+            },
+        }
+
+    def _worker(self, worker: WorkerLoad) -> dict[str, Any]:
+        lease = self._leases.get(worker.worker_id) or self._fleet.leases[worker.worker_id]
+        return {
+            "worker_id": worker.worker_id,
+            "epoch": worker.epoch,
+            "url": lease.url,
+            "role": worker.role.value,
+            "desired_role": self._desired_roles.get(worker.worker_id),
+            "boot_role": lease.boot_role.value,
+            "is_draining": worker.is_draining,
+            "outstanding_prefill_tokens": worker.outstanding_prefill_tokens,
+            "free_pages": worker.free_pages,
+            "total_pages": worker.total_pages,
+            "free_pages_at_worker": lease.free_pages,
+            "num_waiting": lease.num_waiting,
+            "num_running": lease.num_running,
+            "carried_tokens": lease.carried_tokens,
+            "tau_tokens": lease.tau_tokens,
+            "model": lease.model,
+            "protocol": lease.protocol,
+            "version": lease.version,
+        }
+
+    # -- Prometheus -------------------------------------------------------------------------
+
+    def collect(self) -> list[Metric]:
+        """Gauges as of the last look (a ``prometheus_client`` collector)."""
+        snapshot = self._fleet.snapshot
+        if snapshot is None:
+            return []
+        return [*_worker_gauges(snapshot, self._leases), *_line_gauges(snapshot)]
+
+
+def _worker_gauges(
+    snapshot: FleetSnapshot, leases: Mapping[str, WorkerLease]
+) -> list[GaugeMetricFamily]:
+    def family(name: str, text: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"sangam_worker_{name}", text, labels=["worker_id", "role"])
+
+    outstanding = family("outstanding_prefill_tokens", "o_w of Algorithm 2")
+    deficit = family("deficit_tokens", "Budget S carried on by Algorithm 1, at the last heartbeat")
+    free = family("free_pages", "KV pool less every reservation")
+    total = family("total_pages", "KV pool")
+    draining = family("is_draining", "1 while the worker takes no new work")
+    for worker in snapshot.fleet.workers:
+        labels = [worker.worker_id, worker.role.value]
+        outstanding.add_metric(labels, worker.outstanding_prefill_tokens)
+        free.add_metric(labels, worker.free_pages)
+        total.add_metric(labels, worker.total_pages)
+        draining.add_metric(labels, int(worker.is_draining))
+        lease = leases.get(worker.worker_id)
+        if lease is not None:
+            deficit.add_metric(labels, lease.carried_tokens)
+    return [outstanding, deficit, free, total, draining]
+
+
+def _line_gauges(snapshot: FleetSnapshot) -> list[GaugeMetricFamily]:
+    line = GaugeMetricFamily(
+        "sangam_waiting_line", "Requests in line, over all routers", labels=["line"]
+    )
+    line.add_metric([Line.PREFILL.value], snapshot.num_waiting)
+    line.add_metric([Line.DECODE.value], snapshot.num_pending_decodes)
+    pages = GaugeMetricFamily(
+        "sangam_pending_decode_pages", "Pages that prefilled blocks wait for", labels=[]
+    )
+    pages.add_metric([], snapshot.fleet.pending_decode_pages)
+    return [line, pages]

@@ -1,0 +1,68 @@
+"""The one place where errors become HTTP: status, headers, and OpenAI's error body.
+
+Used by the public API before the first byte (a status) and after it (an error event).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from sangam_core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    SangamError,
+    Unavailable,
+)
+
+_STATUS_OF_CODE = {
+    "model_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "request_timeout": 408,
+    "request_too_large": 413,
+    "invalid_api_key": 401,
+}
+"""Codes of ``InvalidRequest`` whose status is not 400."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as it goes out."""
+
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+    def response(self) -> JSONResponse:
+        """The error as an HTTP response."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def http_error(error: SangamError) -> HttpError:
+    """Map an error of ours to HTTP."""
+    headers: dict[str, str] = {}
+    param = code = None
+    match error:
+        case InvalidRequest():
+            param, code = error.param, error.code
+            status = _STATUS_OF_CODE.get(code or "", 400)
+            kind = "authentication_error" if status == 401 else "invalid_request_error"
+            if status in (408, 413):
+                headers["connection"] = "close"
+            if status == 401:
+                headers["www-authenticate"] = "Bearer"
+        case Overloaded():
+            status, kind, code = 429, "rate_limit_error", "overloaded"
+        case Unavailable():
+            status, kind, code = 503, "service_unavailable_error", "unavailable"
+        case DeadlineExceeded():
+            status, kind, code = 504, "timeout_error", "deadline_exceeded"
+        case _:
+            status, kind, code = 500, "server_error", "internal_error"
+    if isinstance(error, Overloaded | Unavailable):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
+    body = {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    return HttpError(status, body, headers)

@@ -1,0 +1,277 @@
+"""What a valid body asks for, as jobs: prompts to ids, parameters to ``Decoding``, limits checked.
+
+Decides defaults, what fits, and refuses what never will, before anything is placed. Types and
+ranges were checked before (``schemas``); how a job runs is the driver's business.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
+from sangam_core.errors import InvalidRequest
+from sangam_core.geometry import PAGE_TOKENS, Geometry
+from sangam_core.rules import check_decoding, decodes_in_blocks
+from sangam_router.fleet import FleetLimits
+from sangam_router.job import Job
+from sangam_router.model_files import ModelInfo
+from sangam_router.public_api.schemas import GenerationBody, read_stops
+
+_SEED_MASK = 2**63 - 1
+
+_SCHEDULED = frozenset({"steps", "eps", "alg_temp"})
+_PARAMETERS: dict[UnmaskingRule, frozenset[str]] = {
+    UnmaskingRule.THRESHOLD: frozenset({"threshold"}),
+    UnmaskingRule.FIXED: frozenset({"steps"}),
+    UnmaskingRule.FACTOR: frozenset({"factor"}),
+    UnmaskingRule.ENTROPY: _SCHEDULED,
+    UnmaskingRule.MASKGIT_PLUS: _SCHEDULED,
+    UnmaskingRule.TOPK_MARGIN: _SCHEDULED,
+    UnmaskingRule.ORIGIN: frozenset({"steps", "eps"}),
+    UnmaskingRule.CONFIDENCE_THRESHOLD: frozenset({"threshold", "steps", "eps"}),
+}
+"""What each rule reads; anything else would be silently ignored."""
+
+
+class KnowsFleet(Protocol):
+    """What is asked of the fleet view (``fleet.FleetView``)."""
+
+    @property
+    def has_colocated(self) -> bool:
+        """Whether a request without KV (cache ``none``) has anywhere to run."""
+        ...
+
+    def limits(self) -> FleetLimits | None:
+        """What fits into the fleet now; ``None`` while it is not ready."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """The settings that bound a request (see ``RouterSettings``)."""
+
+    default_max_tokens: int
+    block_length: int
+    max_fan_out: int
+    fixed_mask_buffer_tokens: int | None = None
+
+
+class Wishes:
+    """Turns bodies into jobs.
+
+    Args:
+        fleet: the workers as of now.
+    """
+
+    def __init__(self, info: ModelInfo, limits: ServiceLimits, fleet: KnowsFleet) -> None:
+        self._info = info
+        self._limits = limits
+        self._fleet = fleet
+
+    def jobs(
+        self,
+        body: GenerationBody,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_completion_tokens: int | None,
+        request_id: str,
+        arrival_seconds: float,
+        param: str,
+    ) -> list[Job]:
+        """One job for each prompt and choice, in the order of their indices.
+
+        Args:
+            prompts: token ids. param: the field they came from, for errors.
+
+        Raises:
+            InvalidRequest: the request can never run as it is.
+        """
+        num_choices = body.n or 1
+        self.check_fan_out(len(prompts), num_choices)
+        max_tokens = _max_tokens(body.max_tokens, max_completion_tokens)
+        stops = read_stops(body.stop)
+        decoding = self._decoding(body)
+        seed = secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK
+        jobs: list[Job] = []
+        for prompt in prompts:
+            self._check_prompt(prompt, param)
+            wanted, geometry = self._fit(len(prompt), max_tokens, decoding, param)
+            for choice in range(num_choices):
+                index = len(jobs)
+                jobs.append(
+                    Job(
+                        request_id=f"{request_id}-{index}",
+                        prompt_ids=tuple(prompt),
+                        geometry=geometry,
+                        decoding=decoding.model_copy(update={"seed": _choice_seed(seed, choice)}),
+                        max_tokens=wanted,
+                        arrival_seconds=arrival_seconds,
+                        stops=stops,
+                    )
+                )
+        return jobs
+
+    def check_fan_out(self, num_prompts: int, num_choices: int) -> None:
+        """Refuse more answers in one request than the limit."""
+        limit = self._limits.max_fan_out
+        if num_prompts * num_choices > limit:
+            raise InvalidRequest(
+                f"prompts x n is {num_prompts * num_choices} answers in one request, "
+                f"of at most {limit}",
+                param="n" if num_choices > 1 else "prompt",
+                code="too_many_choices",
+            )
+
+    def max_sequence_tokens(self) -> int:
+        """Limit on prompt + L, by the model and by the fleet."""
+        own, fleet = self._info.max_sequence_tokens, self._fleet.limits()
+        return own if fleet is None else min(own, fleet.max_sequence_tokens)
+
+    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        if not prompt:
+            raise InvalidRequest(f"{param} must not be empty", param=param)
+        if min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
+            raise InvalidRequest(
+                f"{param}: token ids must be in 0..{self._info.vocab_size - 1}", param=param
+            )
+        if self._info.mask_id in prompt:
+            raise InvalidRequest(
+                f"{param} holds the mask token (id {self._info.mask_id}), as only answers may",
+                param=param,
+                code="mask_in_prompt",
+            )
+
+    def _fit(
+        self, num_prompt: int, max_tokens: int | None, decoding: Decoding, param: str
+    ) -> tuple[int, Geometry]:
+        """The answer's length in tokens and its geometry; an unstated length gives way."""
+        block = self._limits.block_length
+        room = self._room_tokens(decoding)
+        fixed = self._limits.fixed_mask_buffer_tokens
+        buffer = fixed or -(-(max_tokens or self._limits.default_max_tokens) // block) * block
+        if max_tokens is None and fixed is None:
+            buffer = min(buffer, max(block, (room - num_prompt) // block * block))
+        if num_prompt + buffer > room:
+            raise InvalidRequest(
+                f"{param}: {num_prompt} prompt tokens and {buffer} for the answer (whole blocks of "
+                f"{block}) exceed the {room} tokens that fit",
+                param="max_tokens" if num_prompt + block <= room and max_tokens else param,
+                code="context_length_exceeded",
+            )
+        if max_tokens is not None and max_tokens > buffer:
+            raise InvalidRequest(
+                f"max_tokens: {max_tokens} exceeds this server's mask buffer of {buffer} tokens",
+                param="max_tokens",
+                code="invalid_value",
+            )
+        wanted = min(max_tokens or self._limits.default_max_tokens, buffer)
+        if not decodes_in_blocks(self._info.family, decoding.cache):
+            block = buffer
+        return wanted, Geometry(num_prompt, buffer // block, block)
+
+    def _room_tokens(self, decoding: Decoding) -> int:
+        """Tokens that prompt + L may have, by the model and by the fleet."""
+        room, limits = self.max_sequence_tokens(), self._fleet.limits()
+        if limits is None:
+            return room
+        if decoding.cache != "none":
+            return min(room, limits.max_block_pages * PAGE_TOKENS)
+        if not self._fleet.has_colocated:
+            raise InvalidRequest(
+                "cache 'none' needs a colocated worker, and this server has none",
+                param="cache",
+                code="unsupported_value",
+            )
+        return room
+
+    def _decoding(self, body: GenerationBody) -> Decoding:
+        decoding = Decoding(
+            unmasking=_unmasking(body),
+            cache=body.cache or "dual",
+            temperature=body.temperature or 0.0,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            top_k=max(0, body.top_k or 0),
+            eos_ids=self._info.eos_ids,
+            eos_rule=EosRule.IGNORE if body.ignore_eos else EosRule.END,
+        )
+        check_decoding(self._info.family, decoding)
+        return decoding
+
+
+def _unmasking(body: GenerationBody) -> Unmasking:
+    if body.confidence_threshold is None:
+        return read_unmasking(body.unmasking)
+    if body.unmasking is not None:
+        raise InvalidRequest(
+            "confidence_threshold is short for unmasking; give one of them",
+            param="confidence_threshold",
+        )
+    return Unmasking(threshold=body.confidence_threshold)
+
+
+def read_unmasking(wish: Any) -> Unmasking:
+    """An unmasking rule from its name, or from an object of ``rule`` and its parameter.
+
+    Raises:
+        InvalidRequest: naming the part that is wrong, e.g. ``unmasking.threshold``.
+    """
+    fields = {} if wish is None else {"rule": wish} if isinstance(wish, str) else wish
+    if not isinstance(fields, dict):
+        raise InvalidRequest(
+            "unmasking must be a rule's name or an object such as "
+            '{"rule": "threshold", "threshold": 0.9}',
+            param="unmasking",
+        )
+    try:
+        rule = UnmaskingRule(fields.get("rule", UnmaskingRule.THRESHOLD))
+    except ValueError:
+        known = ", ".join(UnmaskingRule)
+        raise InvalidRequest(
+            f"unmasking.rule: {fields.get('rule')!r} is unknown; use one of {known}",
+            param="unmasking.rule" if isinstance(wish, dict) else "unmasking",
+            code="invalid_value",
+        ) from None
+    without_effect = sorted(
+        name
+        for name in fields.keys() & Unmasking.model_fields.keys() - {"rule"} - _PARAMETERS[rule]
+        if fields[name] is not None
+    )
+    if without_effect:
+        param = f"unmasking.{without_effect[0]}"
+        raise InvalidRequest(
+            f"{param} has no effect with rule {rule.value!r}; leave it out",
+            param=param,
+            code="invalid_value",
+        )
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return Unmasking.model_validate({**given, "rule": rule}, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        param = "unmasking." + ".".join(str(part) for part in problem["loc"])
+        is_unknown = problem["type"] == "extra_forbidden"
+        message = "unknown field" if is_unknown else problem["msg"]
+        raise InvalidRequest(f"{param}: {message}", param=param, code="invalid_value") from None
+
+
+def _max_tokens(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
+    if max_tokens is None or max_completion_tokens in (None, max_tokens):
+        return max_tokens or max_completion_tokens
+    raise InvalidRequest(
+        f"max_tokens ({max_tokens}) and max_completion_tokens ({max_completion_tokens}) mean the "
+        "same and must not differ",
+        param="max_completion_tokens",
+        code="invalid_value",
+    )
+
+
+def _choice_seed(seed: int, choice: int) -> int:
+    """The first choice has the client's seed itself; the others differ from it."""
+    if choice == 0:
+        return seed
+    digest = blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") & _SEED_MASK
