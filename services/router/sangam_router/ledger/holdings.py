@@ -89,11 +89,6 @@ class Holdings:
             del self._held[reservation.serial]
 
     @property
-    def num_records(self) -> int:
-        """Records that Redis should hold for this router."""
-        return sum(bool(held.tokens) + bool(held.pages) for held in self._held.values())
-
-    @property
     def releases(self) -> tuple[str, ...]:
         """Fields that Redis has to delete, oldest first."""
         return tuple(self._releases)

@@ -35,16 +35,17 @@ import time
 from collections.abc import Callable, Mapping
 
 from sangam_core.errors import Unavailable
-from sangam_core.lease import LedgerKeys
+from sangam_core.lease import LedgerKeys, WorkerLease
 from sangam_core.placement import Demand, WorkerLoad
 from sangam_core.wire import PROTOCOL_VERSION, BlockKey
+from sangam_router.ledger.audit import Audit, audit_of
 from sangam_router.ledger.holdings import RecordKind
 from sangam_router.ledger.lines import WaitingLines
 from sangam_router.ledger.records import FleetSnapshot, Line, Refused, Reservation, Ticket
 from sangam_router.ledger.reservations import Reservations
 from sangam_router.ledger.scripts import Client, Script, ScriptRunner
 from sangam_router.ledger.session import Session
-from sangam_router.ledger.snapshots import SnapshotReader
+from sangam_router.ledger.snapshots import SharedSnapshots, SnapshotReader
 from sangam_router.ledger.tasks import OwnedTasks
 from sangam_router.ledger.waiting import Waiter
 from sangam_router.ledger.wakeups import Wakeups
@@ -90,12 +91,18 @@ class Ledger:
             clock=clock,
             on_lease_lost=self._reassert,
         )
-        self._snapshots = SnapshotReader(
+        self._reader = SnapshotReader(
             model=model, protocol=protocol, read_lease=self._read_lease_fields
         )
+        self._snapshots = SharedSnapshots(self._take_snapshot, self._tasks)
         self._lines = WaitingLines(self._session, self._tasks)
         self._reservations = Reservations(
-            self._session, self._lines, self._tasks, model=model, protocol=protocol
+            self._session,
+            self._lines,
+            self._tasks,
+            model=model,
+            protocol=protocol,
+            on_draft=self._snapshots.note,
         )
         self._wakeups = Wakeups(
             redis,
@@ -131,15 +138,12 @@ class Ledger:
     async def snapshot(self) -> FleetSnapshot:
         """The fleet's load now: one round trip (more only to read the lease of a new worker).
 
+        Includes what this router is just reserving, so decide on it before the next ``await``.
+
         Raises:
             Unavailable: Redis does not answer.
         """
-        taken_at_seconds = self._clock()
-        reply = await self._session.call(Script.SNAPSHOT, self._session.service)
-        snapshot = await self._snapshots.read(reply, taken_at_seconds)
-        for observer in self._observers:
-            observer(snapshot)
-        return snapshot
+        return await self._snapshots.get()
 
     def observe(self, observer: Callable[[FleetSnapshot], None]) -> None:
         """Have every snapshot shown to ``observer`` as well (the fleet view)."""
@@ -245,14 +249,32 @@ class Ledger:
         Raises:
             Unavailable: Redis does not answer.
         """
-        num_records, *own_heads = await self._session.renew()
-        if num_records != self._reservations.holdings.num_records:
-            await self._reservations.reconcile()
+        *own_heads, fields = await self._session.renew()
+        await self._reservations.reconcile(fields)
         for line, member in zip(Line, own_heads, strict=True):
             # An entry that nobody here waits for (its leaving was lost) would hold up everyone.
             if member:
                 self._lines.expel(line, member)
         await self._flush()
+
+    async def audit(self) -> Audit:
+        """Recompute every counter from the records; for ``/admin`` and tests.
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        return audit_of(await self._session.call(Script.AUDIT))
+
+    async def read_leases(self) -> dict[str, WorkerLease]:
+        """Every worker's lease as it stands now, other services' too (one call a worker).
+
+        Raises:
+            Unavailable: Redis does not answer.
+        """
+        snapshot = await self.snapshot()
+        known = [*snapshot.leases, *(lease.worker_id for lease in snapshot.incompatible)]
+        read = [WorkerLease.from_fields(await self._read_lease_fields(each)) for each in known]
+        return {lease.worker_id: lease for lease in read if lease is not None}
 
     async def run(self) -> None:
         """Heartbeats, wake-ups and the slow poll, until cancelled; survives a missing Redis."""
@@ -276,6 +298,14 @@ class Ledger:
             with contextlib.suppress(Unavailable):  # then the next beat mends what it must
                 await self.heartbeat()
             await asyncio.sleep(self.lease_seconds / _HEARTBEATS_PER_LEASE)
+
+    async def _take_snapshot(self) -> FleetSnapshot:
+        taken_at_seconds = self._clock()
+        reply = await self._session.call(Script.SNAPSHOT, self._session.service)
+        snapshot = await self._reader.read(reply, taken_at_seconds)
+        for observer in self._observers:
+            observer(snapshot)
+        return snapshot
 
     async def _flush(self) -> None:
         await self._reservations.flush()

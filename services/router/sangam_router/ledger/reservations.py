@@ -5,7 +5,8 @@ be reserved is decided by the scripts. Used by ``ledger``.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
 
 from sangam_core.placement import WorkerLoad
 from sangam_core.wire import BlockKey
@@ -25,6 +26,7 @@ class Reservations:
 
     Args:
         model, protocol: checked against the worker's lease by the scripts.
+        on_draft: told of every reservation before it is asked for.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Reservations:
         *,
         model: str,
         protocol: int,
+        on_draft: Callable[[Reservation], None],
     ) -> None:
         self.holdings = Holdings()
         self._session = session
@@ -42,6 +45,7 @@ class Reservations:
         self._tasks = tasks
         self._model = model
         self._protocol = protocol
+        self._on_draft = on_draft
         self._flushing = asyncio.Lock()
 
     async def reserve(
@@ -66,6 +70,7 @@ class Reservations:
             cost_tokens=cost_tokens,
             num_pages=num_pages,
         )
+        self._on_draft(draft)
         attempt = self._tasks.start(self._attempt(line, ticket, draft, worker, bound))
         try:
             return await asyncio.shield(attempt)
@@ -105,20 +110,20 @@ class Reservations:
         """
         await self._restore(self.holdings.all_held())
 
-    async def reconcile(self) -> None:
+    async def reconcile(self, present: Iterable[str]) -> None:
         """Make the records in Redis those that this router holds.
 
         They differ after a fail-over to a stale replica, and while a worker whose lease was lost
         with everything else has not come back: its records are put back when it has.
+
+        Args:
+            present: the fields of this router's records in Redis.
         """
-        try:
-            present = await self._session.call_once(Script.OWN_RECORDS, self._session.owner)
-            self.holdings.delete(field for field in present if not self.holdings.knows(field))
-            known = set(present)
-            missing = [held for held in self.holdings.all_held() if not known >= {*held.fields}]
+        self.holdings.delete(field for field in present if not self.holdings.knows(field))
+        known = set(present)
+        missing = [held for held in self.holdings.all_held() if not known >= {*held.fields}]
+        with contextlib.suppress(Unreachable, UnknownRouter):  # the next heartbeat tries again
             await self._restore(missing)
-        except (Unreachable, UnknownRouter):
-            return  # the next heartbeat tries again
 
     # -- internals ------------------------------------------------------------------------
 

@@ -1,16 +1,18 @@
-"""Turns the reply of ``snapshot.lua`` into a ``FleetSnapshot``, cheaply.
+"""Takes snapshots of the fleet: shared by whoever asks at the same time, and cheap to parse.
 
-Decides which workers serve this router: same model, same protocol version. A lease is read in
-full and validated once per worker epoch (and when draining starts); every later snapshot takes
-only what changes: the counters.
+Decides which workers serve this router (same model, same protocol version), and how a burst of
+requests sees one snapshot without all choosing the same worker. Called by ``ledger``.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sangam_core.lease import WorkerLease
 from sangam_core.placement import FleetLoad, WorkerLoad
-from sangam_router.ledger.records import FleetSnapshot
+from sangam_router.ledger.records import FleetSnapshot, Reservation
+from sangam_router.ledger.tasks import OwnedTasks
 
 _NUM_HEAD_VALUES = 3
 _NUM_WORKER_VALUES = 5
@@ -19,8 +21,63 @@ ReadLease = Callable[[str], Awaitable[Mapping[str, str]]]
 """Reads the fields of a worker's lease; empty when it has none."""
 
 
+class SharedSnapshots:
+    """Snapshots for many drivers at once.
+
+    A caller gets a snapshot that was taken after it asked: the one that is about to be taken,
+    never one under way. On top of it come the reservations that this router has asked for since,
+    so that a burst of drivers that share a snapshot place one after the other, as they would with
+    a snapshot each.
+
+    Args:
+        take: takes a snapshot.
+    """
+
+    def __init__(self, take: Callable[[], Awaitable[FleetSnapshot]], tasks: OwnedTasks) -> None:
+        self._take = take
+        self._tasks = tasks
+        self._upcoming: asyncio.Task[tuple[FleetSnapshot, list[Reservation]]] | None = None
+        self._taking = asyncio.Lock()
+        self._drafts: list[Reservation] = []
+
+    async def get(self) -> FleetSnapshot:
+        """The fleet as this router may count on it now. Raises what ``take`` raises."""
+        if self._upcoming is None:
+            self._upcoming = self._tasks.start(self._take_next())
+        snapshot, drafts = await asyncio.shield(self._upcoming)
+        return _with_drafts(snapshot, drafts) if drafts else snapshot
+
+    def note(self, draft: Reservation) -> None:
+        """A reservation is being asked for; the snapshots taken before do not know of it."""
+        self._drafts.append(draft)
+
+    async def _take_next(self) -> tuple[FleetSnapshot, list[Reservation]]:
+        async with self._taking:
+            self._upcoming = None  # whoever asks from here on needs a later one
+            drafts: list[Reservation] = []
+            self._drafts = drafts
+            return await self._take(), drafts
+
+
+def _with_drafts(snapshot: FleetSnapshot, drafts: Iterable[Reservation]) -> FleetSnapshot:
+    loads = {(worker.worker_id, worker.epoch): worker for worker in snapshot.fleet.workers}
+    for draft in drafts:
+        worker = loads.get((draft.worker_id, draft.epoch))
+        if worker is not None:
+            loads[worker.worker_id, worker.epoch] = replace(
+                worker,
+                outstanding_prefill_tokens=worker.outstanding_prefill_tokens + draft.cost_tokens,
+                free_pages=worker.free_pages - draft.num_pages,
+            )
+    return replace(snapshot, fleet=replace(snapshot.fleet, workers=tuple(loads.values())))
+
+
 class SnapshotReader:
-    """Parses snapshots for routers of one model and protocol version."""
+    """Parses snapshots for routers of one model and protocol version.
+
+    A lease is read in full and validated once per worker epoch (and when draining starts or
+    ends); every later snapshot takes only what changes: the counters.
+    """
 
     def __init__(self, *, model: str, protocol: int, read_lease: ReadLease) -> None:
         self._model = model

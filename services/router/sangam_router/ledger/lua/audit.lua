@@ -1,4 +1,4 @@
--- Everything the ledger holds, of all routers and services, at one instant.
+-- Everything the ledger holds, of all routers and services, at one instant. ARGV: not used.
 -- Returns the hashes load, pages and pending_pages as flat lists, the flat list of records
 -- (owner, field, value) and of line entries (service, line, member).
 local records, entries, services = {}, {}, {}

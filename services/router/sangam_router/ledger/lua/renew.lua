@@ -1,7 +1,7 @@
 -- A router's heartbeat: renews its lease and reaps whoever expired.
 -- ARGV: owner, fence, lease_ms, service.
--- Returns the number of the router's records, and the heads of the two lines where they are its
--- own ('' otherwise).
+-- Returns the heads of the two lines where they are its own ('' otherwise), and the fields of its
+-- records.
 local owner, fence, lease_ms, service = unpack(ARGV)
 if not is_known(owner, fence) then return unknown_router() end
 redis.call('PEXPIRE', P .. 'router:' .. owner, lease_ms)
@@ -64,4 +64,4 @@ local function own_head(line)
   local head = redis.call('ZRANGE', line_key(line, service), 0, 0)[1]
   return head and owner_of(head) == owner and head or ''
 end
-return {redis.call('HLEN', P .. 'records:' .. owner), own_head('prefill'), own_head('decode')}
+return {own_head('prefill'), own_head('decode'), redis.call('HKEYS', P .. 'records:' .. owner)}
