@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
+from tests.integration.knobs import MODEL
 
 from sangam_core.lease import LedgerKeys
 from sangam_core.placement import Role
@@ -220,6 +221,7 @@ async def running_cluster(
         log_dir=log_dir,
         roles=roles or RoleCounts(colocated=2),
         num_routers=num_routers,
+        model=MODEL,
         redis_server=oldest_supported_redis(),
         start_seconds=START_SECONDS,
         worker_env=worker_env or {},

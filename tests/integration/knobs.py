@@ -15,3 +15,6 @@ CONCURRENCY = 16
 
 SEED = int(os.environ.get("SANGAM_TEST_SEED", "0"))
 """Of the questions and of the moments at which processes die."""
+
+MODEL = os.environ.get("SANGAM_TEST_MODEL", "small")
+"""What the workers serve; only the shipped model's answers are checked for being right."""

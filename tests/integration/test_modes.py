@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cluster import RunningCluster, running_cluster
-from tests.integration.knobs import NUM_QUESTIONS
+from tests.integration.knobs import MODEL, NUM_QUESTIONS
 from tests.integration.load import Clients, Question, accuracy, differences, questions
 
 from sangam_router.local.roles import RoleCounts
@@ -57,7 +57,8 @@ async def test_every_mode_gives_the_same_right_answers(tmp_path: Path) -> None:
 
     assert not differences(asked, colocated.answers, disaggregated.answers)
     assert not differences(asked, colocated.answers, hybrid.answers)
-    assert accuracy(asked, colocated.answers) >= LEAST_ACCURACY
+    if MODEL == "small":
+        assert accuracy(asked, colocated.answers) >= LEAST_ACCURACY
 
     assert colocated.placed_on["prefill"] == colocated.num_transfers == 0
     assert disaggregated.placed_on["colocated"] == 0

@@ -224,6 +224,7 @@ class LocalCluster:
         env = {
             **self._common_env(),
             "SANGAM_ROUTER_ID": name,
+            "SANGAM_SERVED_MODEL_NAME": self.options.served_model_name,
             "SANGAM_PUBLIC_HOST": LOOPBACK,
             "SANGAM_PUBLIC_PORT": str(public_port),
             "SANGAM_INTERNAL_HOST": LOOPBACK,
@@ -262,10 +263,8 @@ class LocalCluster:
         return {
             **_ONE_THREAD,
             "SANGAM_MODEL": self.options.model,
-            "SANGAM_SERVED_MODEL_NAME": self.options.served_model_name,
             "SANGAM_REDIS_URL": self.redis_url,
             "SANGAM_REDIS_NAMESPACE": self.options.namespace,
-            "SANGAM_TOKEN": self.token,
             "SANGAM_INTERNAL_TOKEN": self.token,
             "SANGAM_LOG_FORMAT": "console",
         }

@@ -13,7 +13,6 @@ from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 
 MASK_CELL = "·"
 _END_CELL = "▪"
-_UNKNOWN_CELL = "▒"
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\ufffd": "▫"}
 """Unsettled cells keep to one line; half a character is a box until its other half comes."""
 
@@ -45,14 +44,14 @@ class UnmaskingView:
         usage = chunk.get("usage") or {}
         self._num_prompt = usage.get("prompt_tokens", self._num_prompt)
         self._num_settled = usage.get("completion_tokens", self._num_settled)
-        self.timings = chunk.get("timings") or self.timings
+        self.timings = chunk.get("sangam") or self.timings
         new = ""
         for choice in chunk.get("choices", ()):
             new += (choice.get("delta") or {}).get("content") or ""
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             for commit in choice.get("denoising") or ():
                 self._last_block = max(self._last_block, commit["block"])
-                self._cells[commit["position"]] = commit.get("text", _UNKNOWN_CELL)
+                self._cells[commit["position"]] = commit["text"]
         self.settled += new
         return new
 
