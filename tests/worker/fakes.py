@@ -14,6 +14,7 @@ import torch
 from sangam_core.decoding import Commit
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.plan import Outcome, Pass, PassOutcome, Plan
+from sangam_worker.transfer.protocol import KVChannel, KVTransport, Side
 
 MASK_ID = 1
 VOCAB_SIZE = 500
@@ -114,3 +115,56 @@ def _kv(layer: int, position: int, token: int) -> int:
 
 def _token(secret: int, position: int) -> int:
     return 2 + (secret * 31 + position * 7) % (VOCAB_SIZE - 2)
+
+
+class GatedTransport:
+    """A transport whose channels move nothing while the gate is closed.
+
+    Attributes:
+        num_held_up: calls that have come to the gate.
+    """
+
+    def __init__(self, inner: KVTransport) -> None:
+        self.inner = inner
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_held_up = 0
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def offer(self) -> str:
+        return self.inner.offer()
+
+    def connect(
+        self, side: Side, communicator: str, offer: str, timeout_seconds: float
+    ) -> KVChannel:
+        channel = self.inner.connect(side, communicator, offer, timeout_seconds)
+        return GatedChannel(self, channel)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class GatedChannel:
+    """A channel behind its transport's gate."""
+
+    def __init__(self, transport: GatedTransport, inner: KVChannel) -> None:
+        self._transport = transport
+        self._inner = inner
+
+    def send(self, pages: Sequence[int], timeout_seconds: float) -> int:
+        self._pass_gate()
+        return self._inner.send(pages, timeout_seconds)
+
+    def receive(self, pages: Sequence[int], timeout_seconds: float) -> int:
+        self._pass_gate()
+        return self._inner.receive(pages, timeout_seconds)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def _pass_gate(self) -> None:
+        self._transport.num_held_up += 1
+        assert self._transport.gate.wait(30), "a test closed the gate and forgot it"

@@ -46,6 +46,9 @@ class WorkerMetrics:
             "block_outcomes", "Blocks that left this worker.", "outcome"
         )
         self._refusals = self._counter("refusals", "Blocks that were not taken.", "code")
+        self._abandoned = self._counter(
+            "abandoned_streams", "Blocks whose reader went away before they ended."
+        )
         self._transfers = self._counter("transfers", "KV transfers that ended.", "direction")
         self._transfer_failures = self._counter(
             "transfer_failures", "KV transfers that failed.", "direction", "reason"
@@ -106,6 +109,10 @@ class WorkerMetrics:
     def refused(self, code: str) -> None:
         """A block was not taken."""
         self._refusals.labels(code).inc()
+
+    def stream_abandoned(self) -> None:
+        """A block's reader went away."""
+        self._abandoned.inc()
 
     def transfer_ended(self, direction: str, seconds: float, num_bytes: int) -> None:
         """KV has moved (``direction``: ``sent`` or ``received``)."""

@@ -23,9 +23,6 @@ from sangam_worker.metrics import WorkerMetrics
 
 Client = Redis | RedisCluster
 
-FLEET_CHANGED = "fleet"
-"""Published on the wake channel: a worker came, went, drains, or changed its role."""
-
 _FIRST_BACKOFF_SECONDS = 0.1
 
 log = structlog.get_logger(__name__)
@@ -89,6 +86,7 @@ class Presence:
         self._held_until = 0.0
         self._trouble: str | None = "not registered yet"
         self._task: asyncio.Task[None] | None = None
+        self._is_withdrawn = False
 
     def start(self) -> None:
         """Begin to renew the lease."""
@@ -108,6 +106,9 @@ class Presence:
     async def withdraw(self) -> None:
         """Stop renewing and take the lease away; a Redis that is away lets it lapse."""
         if self._task is not None:
+            # redis-py may swallow a cancellation in the middle of a call.
+            self._is_withdrawn = True
+            self._has_changed.set()
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
@@ -118,7 +119,7 @@ class Presence:
                 pipe.delete(self._keys.worker(worker_id))
                 pipe.srem(self._keys.workers, worker_id)
                 await pipe.execute()
-                await self._redis.publish(self._keys.wake_channel, FLEET_CHANGED)
+                await self._redis.publish(self._keys.wake_channel, worker_id)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             log.warning("lease left to lapse", error=_text(error))
         self._held_until = 0.0
@@ -131,7 +132,7 @@ class Presence:
 
     async def _run(self) -> None:
         backoff_seconds = _FIRST_BACKOFF_SECONDS
-        while True:
+        while not self._is_withdrawn:
             self._has_changed.clear()
             if not self._is_fit():
                 self._failed("the worker is not fit to serve")
@@ -159,7 +160,7 @@ class Presence:
             async with asyncio.timeout(self._timeout_seconds):
                 desired_role, was_known = await self._renew(lease)
                 if news != self._announced or not was_known:
-                    await self._redis.publish(self._keys.wake_channel, FLEET_CHANGED)
+                    await self._redis.publish(self._keys.wake_channel, lease.worker_id)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             self._failed(_text(error))
             return False

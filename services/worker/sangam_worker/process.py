@@ -64,6 +64,9 @@ class Worker:
 
     Args:
         make_transport: builds the KV transport over the engine's pool.
+
+    Raises:
+        ConfigurationError: Redis' URL or the transport's address cannot be used.
     """
 
     def __init__(
@@ -75,7 +78,12 @@ class Worker:
         self.settings = settings
         self.metrics = WorkerMetrics()
         self._engine = engine
-        self._make_transport = make_transport
+        self._transport = make_transport(engine.kv_pool)
+        self._redis = connect(
+            settings.redis_url.get_secret_value(),
+            is_cluster=settings.redis_cluster,
+            timeout_seconds=settings.redis_timeout_seconds,
+        )
         self._pinger: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -156,7 +164,7 @@ class Worker:
         self.exchange = KVExchange(
             standing=self.standing,
             blocks=self.loop,
-            transport=self._make_transport(pool),
+            transport=self._transport,
             geometry=KVGeometry.of(pool),
             ask_sender=self._peers.ask_sender,
             metrics=metrics,
@@ -178,11 +186,7 @@ class Worker:
     def _presence(self) -> Presence:
         settings = self.settings
         return Presence(
-            connect(
-                settings.redis_url.get_secret_value(),
-                is_cluster=settings.redis_cluster,
-                timeout_seconds=settings.redis_timeout_seconds,
-            ),
+            self._redis,
             LedgerKeys(settings.redis_namespace),
             lease=self._lease,
             is_fit=lambda: self.loop.ailment() is None,

@@ -138,8 +138,9 @@ class BlockService:
     def abandon(self, key: BlockKey) -> None:
         """Whoever read the block's stream is gone: cancel it."""
         stream = self._streams.get(key)
-        if stream is not None:
+        if stream is not None and not stream.is_abandoned:
             stream.abandon()
+            self._metrics.stream_abandoned()
             self._cancel(key, "the stream was closed")
 
     async def remove(self, key: BlockKey, wait_seconds: float) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
 
-from sangam_core.errors import TransferError
+from sangam_core.errors import ConfigurationError, TransferError
 from sangam_worker.transfer.pool import KVPool
 from sangam_worker.transfer.protocol import KVChannel, Side
 
@@ -41,11 +41,20 @@ class GlooTransport:
 
     Args:
         host: the address under which this worker is registered; sockets bind it.
+
+    Raises:
+        ConfigurationError: the address is not this machine's.
     """
 
     name = "gloo"
 
     def __init__(self, pool: KVPool, host: str) -> None:
+        try:
+            ProcessGroupGloo.create_device(hostname=host)
+        except RuntimeError as error:
+            raise ConfigurationError(
+                f"SANGAM_ADVERTISE_HOST {host!r}: KV cannot move through it: {_first_line(error)}"
+            ) from None
         self._pool = pool
         self._host = host
         self._lock = threading.Lock()

@@ -23,7 +23,7 @@ class KVPool(Protocol):
         """A contiguous copy of pages of a layer: ``(len(pages), 2, 16, kv_heads, head_dim)``."""
         ...
 
-    def scatter(self, layer: int, pages: Sequence[int], values: torch.Tensor) -> None:
+    def scatter(self, layer: int, pages: Sequence[int], tensor: torch.Tensor) -> None:
         """Write what ``gather`` gave, here or elsewhere, into pages of a layer."""
         ...
 
