@@ -13,6 +13,7 @@ import torch
 
 from sangam_core.decoding import Commit
 from sangam_core.geometry import PAGE_TOKENS
+from sangam_core.rules import Family
 from sangam_worker.plan import Outcome, Pass, PassOutcome, Plan
 from sangam_worker.transfer.protocol import KVChannel, KVTransport, Side
 
@@ -24,6 +25,7 @@ VOCAB_SIZE = 500
 class ToyModel:
     """The facts of the toy model."""
 
+    family: Family = "llada"
     mask_id: int = MASK_ID
     vocab_size: int = VOCAB_SIZE
     max_sequence_tokens: int = 4096

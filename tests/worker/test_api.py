@@ -18,7 +18,7 @@ from tests.worker.harness import (
 )
 
 from sangam_core.answer import Completion
-from sangam_core.decoding import Commit, Decoding, Resume
+from sangam_core.decoding import Commit, Decoding, Resume, Unmasking, UnmaskingRule
 from sangam_core.placement import Role
 from sangam_core.wire import (
     Completed,
@@ -318,6 +318,7 @@ async def test_a_decode_without_free_pages_is_refused_and_leaves_nothing() -> No
         ({"block": 2}, "key"),
         ({"decoding": Decoding(cache="magic")}, "cache"),
         ({"hands_over": True, "decoding": Decoding(cache="none")}, "cache"),
+        ({"decoding": Decoding(unmasking=Unmasking(rule=UnmaskingRule.ENTROPY))}, "unmasking"),
         ({"source": a_source()}, "resume"),
         (
             {

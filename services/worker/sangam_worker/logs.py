@@ -41,7 +41,7 @@ def configure_logging(level: str, log_format: str, **bound: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # starts and stops are told by us
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(

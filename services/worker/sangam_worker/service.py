@@ -5,10 +5,11 @@ nor tensors. Everything here runs on the event loop but ``publish``.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from sangam_core.errors import InvalidRequest, SangamError, Unavailable
+from sangam_core.rules import Family, check_decoding
 from sangam_core.wire import (
     BlockKey,
     BlockStart,
@@ -38,6 +39,11 @@ class BlockRefused(SangamError):
 
 class ModelFacts(Protocol):
     """What the service knows of the model."""
+
+    @property
+    def family(self) -> Family:
+        """Decides which rules of decoding it supports."""
+        ...
 
     @property
     def mask_id(self) -> int:
@@ -72,7 +78,6 @@ class BlockService:
 
     Args:
         total_pages: the KV pool.
-        check_decoding: raises ``InvalidRequest`` for decoding that the model cannot do.
     """
 
     def __init__(
@@ -82,13 +87,11 @@ class BlockService:
         model: ModelFacts,
         total_pages: int,
         metrics: WorkerMetrics,
-        check_decoding: Callable[[BlockState], None] = lambda state: None,
     ) -> None:
         self._standing = standing
         self._model = model
         self._total_pages = total_pages
         self._metrics = metrics
-        self._check_decoding = check_decoding
         self._aio = asyncio.get_running_loop()
         self._loop: EngineLoop
         self._fetcher: FetchesKV
@@ -243,7 +246,7 @@ class BlockService:
                 f"{self._model.max_sequence_tokens}",
                 param="geometry",
             )
-        self._check_decoding(state)
+        check_decoding(self._model.family, state.decoding)
         return state
 
     def _sickness(self) -> Refusal | None:

@@ -1,0 +1,92 @@
+"""``python -m sangam_worker``: one worker process.
+
+Reads the settings, loads the model, serves until SIGTERM or SIGINT, then drains and leaves; a
+second signal ends it at once. What cannot be started says so on one line of standard error, with
+exit status 2, before a port opens.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+
+import structlog
+import torch
+
+from sangam_core.errors import ConfigurationError
+from sangam_core.settings import read_settings
+from sangam_worker.engine import Engine, load_engine
+from sangam_worker.logs import configure_logging
+from sangam_worker.process import Worker
+from sangam_worker.settings import WorkerSettings
+from sangam_worker.sizing import pages_of
+from sangam_worker.transfer.gloo import GlooTransport
+
+EXIT_CONFIGURATION = 2
+EXIT_THREAD_DEAD = 70
+"""The GPU thread has ended by a bug; whoever supervises the process starts a new one."""
+
+EXIT_HURRIED = 1
+"""A second signal cut the drain short."""
+
+_LOOK_SECONDS = 0.5
+
+log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Run a worker; the process's exit status."""
+    try:
+        settings = read_settings(WorkerSettings)
+        configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
+        return asyncio.run(_serve(settings, _load(settings)))
+    except ConfigurationError as error:
+        print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_CONFIGURATION
+
+
+def _load(settings: WorkerSettings) -> Engine:
+    engine = load_engine(
+        settings.model,
+        dtype=settings.dtype,
+        device=settings.device,
+        total_pages=pages_of(settings),
+    )
+    torch.set_num_threads(settings.torch_threads)
+    return engine
+
+
+class _Signals:
+    """The first signal asks to leave, a second one to hurry."""
+
+    def __init__(self) -> None:
+        self.leave = asyncio.Event()
+        self.hurry = asyncio.Event()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(each, self._came)
+
+    def _came(self) -> None:
+        (self.hurry if self.leave.is_set() else self.leave).set()
+
+
+async def _serve(settings: WorkerSettings, engine: Engine) -> int:
+    worker = Worker(settings, engine, lambda pool: GlooTransport(pool, settings.reachable_host))
+    signals = _Signals()
+    await worker.start()
+    while not signals.leave.is_set():
+        if not worker.loop.is_alive:
+            await worker.stop()
+            return EXIT_THREAD_DEAD
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(signals.leave.wait(), _LOOK_SECONDS)
+    leaving = asyncio.create_task(worker.leave())
+    hurry = asyncio.create_task(signals.hurry.wait())
+    await asyncio.wait([leaving, hurry], return_when=asyncio.FIRST_COMPLETED)
+    if not leaving.done():
+        return EXIT_HURRIED
+    await leaving
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
