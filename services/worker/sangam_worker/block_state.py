@@ -133,8 +133,29 @@ def block_state_from(start: BlockStart, mask_id: int, vocab_size: int) -> BlockS
             () if start.decoding.eos_rule is EosRule.IGNORE else start.decoding.eos_ids
         ),
     )
+    if start.resume is not None:
+        _check_resume(start.resume, state.block, vocab_size)
     _take_up(state, start.resume, moved=start.source is not None)
     return state
+
+
+def _check_resume(resume: Resume, block: range, vocab_size: int) -> None:
+    if any(commit.position not in block for commit in resume.commits):
+        raise InvalidRequest("resume.commits must lie in the block", param="resume")
+    if any(not 0 <= commit.token < vocab_size for commit in resume.commits):
+        raise InvalidRequest(
+            f"resume.commits must hold tokens in 0..{vocab_size - 1}", param="resume"
+        )
+    if resume.initial_masks > len(block):
+        raise InvalidRequest(
+            f"resume.initial_masks {resume.initial_masks} is more than the block's {len(block)} "
+            "positions",
+            param="resume",
+        )
+    if not 0 <= resume.carry <= len(block):
+        raise InvalidRequest(
+            f"resume.carry must be in 0..{len(block)}, not {resume.carry}", param="resume"
+        )
 
 
 def _take_up(state: BlockState, resume: Resume | None, *, moved: bool) -> None:
@@ -143,8 +164,6 @@ def _take_up(state: BlockState, resume: Resume | None, *, moved: bool) -> None:
         raise InvalidRequest("source needs resume: which pass comes next", param="resume")
     if resume is None:
         return
-    if any(commit.position not in state.block for commit in resume.commits):
-        raise InvalidRequest("resume.commits must lie in the block", param="resume")
     state.initial_masks = resume.initial_masks
     if resume.step == 0:
         return

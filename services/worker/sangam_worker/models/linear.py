@@ -16,8 +16,8 @@ from torch import Tensor
 MIN_ROWS = 16
 """Rows of every product are padded to a multiple of this.
 
-It also keeps element-wise kernels (silu, exp) from treating a packed batch's last row in their
-scalar tail loop, whose rounding differs from the vectorised one's.
+It also keeps element-wise kernels (silu, exp) from treating a packed batch's last elements in
+their scalar tail loop, which rounds differently: 16 rows of any even width are whole vectors.
 """
 
 

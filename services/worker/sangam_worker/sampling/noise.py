@@ -46,4 +46,5 @@ def _signed(value: int) -> int:
 
 def _shifted(bits: Tensor, distance: int) -> Tensor:
     """A logical right shift: torch's keeps the sign."""
-    return (bits >> distance) & (2 ** (64 - distance) - 1)
+    shifted: Tensor = (bits >> distance) & (2 ** (64 - distance) - 1)
+    return shifted

@@ -72,6 +72,8 @@ def _verify(cases: list[Case], options: argparse.Namespace) -> int:
 
 def _engine(model: Path, cases: Sequence[Case], in_flight: int) -> Engine:
     """An engine whose pool holds as many cases as are in flight."""
+    if not model.is_dir():
+        raise ConfigurationError(f"{model}: there is no such folder")
     most_pages = max(case.geometry.num_pages for case in cases)
     engine = load_engine(str(model), total_pages=most_pages * in_flight)
     config = engine.model_config
