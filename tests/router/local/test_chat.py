@@ -26,7 +26,7 @@ def chunk(text: str, settled: int, **fields: Any) -> dict[str, Any]:
     }
 
 
-ANSWER = [chunk("17 + 25", 7), chunk(" = 42", 12, sangam=TIMINGS)]
+ANSWER = [chunk("17 + 25", 7), chunk(" = 42", 12, sangam={"timings": TIMINGS})]
 
 
 class Router(ThreadingHTTPServer):

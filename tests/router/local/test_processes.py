@@ -193,10 +193,12 @@ async def test_children_die_with_an_owner_that_is_killed(tmp_path: Path) -> None
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, str(tmp_path), stdout=asyncio.subprocess.PIPE
     )
-    assert owner.stdout is not None
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        child = int(await owner.stdout.readline())
-    assert is_alive(child)
-    owner.kill()
-    await owner.wait()
+    try:
+        assert owner.stdout is not None
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            child = int(await owner.stdout.readline())
+        assert is_alive(child)
+    finally:
+        owner.kill()
+        await owner.wait()
     await until(lambda: not is_alive(child))

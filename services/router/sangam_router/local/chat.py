@@ -159,11 +159,11 @@ def _read_question(console: Console, is_terminal: bool) -> str | None:
 
 async def _show_live(chunks: Chunks, console: Console) -> UnmaskingView:
     view = UnmaskingView()
-    with Live(Text(), console=console, refresh_per_second=30) as live:
+    with Live(Text(), console=console, auto_refresh=False) as live:
         async with aclosing(chunks):
             async for chunk in chunks:
                 view.take(chunk)
-                live.update(view.render())
+                live.update(view.render(), refresh=True)
     console.print(Text(timings_line(view), style="dim"))
     return view
 

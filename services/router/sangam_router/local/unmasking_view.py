@@ -44,7 +44,7 @@ class UnmaskingView:
         usage = chunk.get("usage") or {}
         self._num_prompt = usage.get("prompt_tokens", self._num_prompt)
         self._num_settled = usage.get("completion_tokens", self._num_settled)
-        self.timings = chunk.get("sangam") or self.timings
+        self.timings = (chunk.get("sangam") or {}).get("timings") or self.timings
         new = ""
         for choice in chunk.get("choices", ()):
             new += (choice.get("delta") or {}).get("content") or ""

@@ -149,7 +149,7 @@ async def _print_usage(cluster: LocalCluster, console: Console) -> None:
     say(f"Sangam is up: {cluster.options.roles}; model {model}")
     for place in cluster.routers:
         say(f"  {place.process.name}: {place.public_url}/v1")
-        say(f"    fleet {place.internal_url}/admin/fleet, metrics {place.internal_url}/metrics")
+        say(f"    fleet page {place.internal_url}/, metrics {place.internal_url}/metrics")
     say(f"  redis: {cluster.redis_url} (namespace {cluster.options.namespace})")
     say(f"  logs: {cluster.options.log_dir.resolve()}")
     say("\nTry it:\n")
