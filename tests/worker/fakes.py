@@ -82,12 +82,20 @@ class ToyEngine:
     gate: threading.Event = field(default_factory=threading.Event)
     failures: list[Exception] = field(default_factory=list)
     num_iterations: int = 0
+    _begun: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
         self.gate.set()
 
+    def has_begun(self, num_iterations: int) -> bool:
+        """Wait until so many iterations have begun."""
+        with self._begun:
+            return self._begun.wait_for(lambda: self.num_iterations >= num_iterations, 20)
+
     def execute(self, plan: Plan) -> Outcome:
-        self.num_iterations += 1
+        with self._begun:
+            self.num_iterations += 1
+            self._begun.notify_all()
         assert self.gate.wait(30), "a test closed the gate and forgot it"
         if self.failures:
             raise self.failures.pop(0)

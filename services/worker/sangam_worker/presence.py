@@ -25,6 +25,18 @@ Client = Redis | RedisCluster
 
 _FIRST_BACKOFF_SECONDS = 0.1
 
+_RENEW = """
+local was_known = redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+redis.call('SADD', KEYS[2], ARGV[2])
+return {was_known, redis.call('GET', KEYS[3])}
+"""
+"""Lease (KEYS[1], written anew so that another version's fields do not linger), set of workers,
+desired role; expiry in milliseconds, worker id, fields and values. A script, since redis-py's
+transactions on a cluster block the event loop.
+"""
+
 log = structlog.get_logger(__name__)
 
 
@@ -115,10 +127,9 @@ class Presence:
         worker_id = self._lease().worker_id
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                pipe = self._redis.pipeline(transaction=True)
-                pipe.delete(self._keys.worker(worker_id))
-                pipe.srem(self._keys.workers, worker_id)
-                await pipe.execute()
+                await self._redis.delete(self._keys.worker(worker_id))
+                removal: Any = self._redis.srem(self._keys.workers, worker_id)
+                await removal
                 await self._redis.publish(self._keys.wake_channel, worker_id)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             log.warning("lease left to lapse", error=_text(error))
@@ -177,15 +188,18 @@ class Presence:
 
     async def _renew(self, lease: WorkerLease) -> tuple[str | None, bool]:
         """Write the lease in one step; the desired role, and whether a lease was there."""
-        key = self._keys.worker(lease.worker_id)
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.delete(key)  # so that fields of another version do not linger
-        pipe.hset(key, mapping=dict[Any, Any](lease.fields()))
-        pipe.pexpire(key, int(self._lease_seconds * 1000))
-        pipe.sadd(self._keys.workers, lease.worker_id)
-        pipe.get(self._keys.desired_role(lease.worker_id))
-        num_deleted, *_, desired_role = await pipe.execute()
-        return desired_role, bool(num_deleted)
+        keys = (
+            self._keys.worker(lease.worker_id),
+            self._keys.workers,
+            self._keys.desired_role(lease.worker_id),
+        )
+        fields = (word for field in lease.fields().items() for word in field)
+        lease_milliseconds = str(int(self._lease_seconds * 1000))
+        answer: Any = self._redis.eval(
+            _RENEW, len(keys), *keys, lease_milliseconds, lease.worker_id, *fields
+        )
+        was_known, desired_role = await answer
+        return desired_role, bool(was_known)
 
     def _failed(self, trouble: str) -> None:
         if self._trouble is None:

@@ -67,6 +67,9 @@ class Expiries:
     def __init__(self) -> None:
         self._heap: list[tuple[float, str, int, int]] = []
 
+    def __len__(self) -> int:
+        return len(self._heap)
+
     def add(self, tracked: TrackedBlock, everything: Iterable[TrackedBlock], num_live: int) -> None:
         """Note a block's deadline; ``everything`` are the live blocks, this one included."""
         if len(self._heap) > 2 * num_live + 64:
