@@ -102,6 +102,8 @@ def load_engine(
     Raises:
         ConfigurationError: one line that names what is unusable.
     """
+    if total_pages < 1:
+        raise ConfigurationError(f"total_pages must be at least 1, not {total_pages}")
     torch_dtype = _choice(dtype, DTYPES, "dtype")
     backend = _choice(attention, ATTENTION_BACKENDS, "attention")
     torch_device = _device(device)

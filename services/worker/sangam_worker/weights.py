@@ -100,6 +100,8 @@ def _tensor_files(folder: Path) -> list[Path]:
     try:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         files = [folder / shard for shard in shards]
+        if any(Path(shard).name != shard for shard in shards):
+            raise ValueError("a shard lies outside the folder")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigurationError(f"{index}: cannot be read: {error!r}") from None
     for file in files:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sangam_core.decoding import Commit, Decoding, UnmaskingRule
+from sangam_core.rules import Family
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.plan import Pass, PassOutcome
@@ -50,7 +51,9 @@ class Sampler:
     def _outcome(
         self, item: Pass, positions: Sequence[int], tokens: list[int], confidences: list[float]
     ) -> PassOutcome:
-        threshold = self._threshold(item.decoding)
+        threshold = compared_threshold(
+            item.decoding.unmasking.threshold, self._config.family, self._dtype
+        )
         chosen, carry = choose(item, self._config.family, confidences, threshold)
         commits = tuple(
             Commit(position=positions[i], token=tokens[i], confidence=confidences[i])
@@ -99,12 +102,10 @@ class Sampler:
             measure=_MEASURES.get(decoding.unmasking.rule, Measure.PROBABILITY),
         )
 
-    def _threshold(self, decoding: Decoding) -> float:
-        """Dream compares in the model's dtype, LLaDA in float64."""
-        threshold = decoding.unmasking.threshold
-        if self._config.family == "llada":
-            return threshold
-        return float(torch.tensor(threshold, dtype=self._dtype))
+
+def compared_threshold(threshold: float, family: Family, dtype: torch.dtype) -> float:
+    """A threshold as confidences meet it: Dream compares in the model's dtype, LLaDA in float64."""
+    return threshold if family == "llada" else float(torch.tensor(threshold, dtype=dtype))
 
 
 def _row_keys(item: Pass, positions: Sequence[int]) -> list[int]:
