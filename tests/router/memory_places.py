@@ -103,6 +103,11 @@ class MemoryPlaces:
         async with self._changed:
             self._changed.notify_all()
 
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition of the counters or the line."""
+        async with asyncio.timeout(10), self._changed:
+            await self._changed.wait_for(condition)
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
@@ -143,6 +148,7 @@ class MemoryPlaces:
                         if limit is not None and len(self.waiting) >= limit:
                             raise Overloaded("the line is full", retry_after_seconds=2)
                         self.waiting.append(me)
+                        self._changed.notify_all()
                     await self._changed.wait()
         except TimeoutError:
             raise Unavailable("no worker is ready", retry_after_seconds=3) from None

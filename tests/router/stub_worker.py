@@ -1,7 +1,7 @@
 """A worker without a model: speaks the internal API over real sockets and says what it is told.
 
-Its passes commit fixed positions in a scattered order, so that what it says depends neither on
-restarts nor on the placement, as the real worker's float32 results do not.
+Its passes commit fixed positions, from left to right with holes, so that what it says depends
+neither on restarts nor on the placement, as the real worker's float32 results do not.
 """
 
 import asyncio
@@ -90,6 +90,7 @@ class StubWorker:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.router.add_post("/internal/v1/blocks", self._start)
+        self._changed = asyncio.Condition()
         self._kv_taken: dict[BlockKey, asyncio.Event] = {}
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await self._runner.setup()
@@ -107,11 +108,14 @@ class StubWorker:
     ) -> None:
         await self._runner.cleanup()
 
+    def restart(self) -> None:
+        """Come back with another epoch, as after a crash."""
+        self.epoch += "'"
+
     async def until_idle(self) -> None:
         """Wait until no block is here."""
-        async with asyncio.timeout(10):
-            while self.running:
-                await asyncio.sleep(0.005)
+        async with asyncio.timeout(10), self._changed:
+            await self._changed.wait_for(lambda: not self.running)
 
     # -- HTTP ---------------------------------------------------------------------------------
 
@@ -140,6 +144,8 @@ class StubWorker:
             raise
         finally:
             self.running.discard(start.key)
+            async with self._changed:
+                self._changed.notify_all()
         return response
 
     # -- what it says ---------------------------------------------------------------------------
@@ -184,8 +190,10 @@ class StubWorker:
     def _commits(self, start: BlockStart, ids: list[int], step: int) -> tuple[Commit, ...]:
         geometry = start.geometry.geometry()
         block = geometry.block_range(start.key.block)
-        order = [block.start + (7 * i + 3) % len(block) for i in range(len(block))]
-        now = sorted(order[step * COMMITS_PER_PASS : (step + 1) * COMMITS_PER_PASS])
+        order = sorted(range(len(block)), key=lambda i: (i + 10 * (i % 3), i))
+        now = sorted(
+            block.start + i for i in order[step * COMMITS_PER_PASS : (step + 1) * COMMITS_PER_PASS]
+        )
         answer = self.answer(start)
         assert all(ids[position] == MASK for position in now)
         return tuple(

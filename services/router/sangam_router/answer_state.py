@@ -79,6 +79,8 @@ class AnswerState:
                 raise BlockLost(
                     f"pass {event.step} committed position {commit.position}, not a mask"
                 )
+            if commit.token == self._mask_id:
+                raise BlockLost(f"pass {event.step} committed a mask at {commit.position}")
             self.ids[commit.position] = commit.token
         self.step += 1
         self._carry = event.carry

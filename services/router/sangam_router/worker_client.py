@@ -5,6 +5,7 @@ do then (``driver``). ``WorkerClient`` is a seam: tests and the simulator have o
 """
 
 import asyncio
+from collections import deque
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -80,7 +81,6 @@ class HttpWorkerClient:
             # on a connection that the worker is just closing.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_seconds),
-            read_bufsize=_LINE_BYTES,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=self._headers,
@@ -132,30 +132,41 @@ class HttpBlockStream:
     def __init__(self, response: aiohttp.ClientResponse, url: str, silence_seconds: float) -> None:
         self._response = response
         self._url = url
-        self._aborted: str | None = None
         self._silence_seconds = silence_seconds
+        self._aborted: str | None = None
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
 
     async def next_event(self) -> BlockEvent:
         """See ``BlockStream.next_event``."""
+        while not self._lines:
+            await self._read()
+        if self._aborted:
+            raise BlockLost(self._aborted)
+        try:
+            return BLOCK_EVENT.validate_json(self._lines.popleft())
+        except ValidationError as error:
+            raise BlockLost(f"worker at {self._url} sent what we do not know: {error}") from None
+
+    async def _read(self) -> None:
+        """Take in what has arrived: often several lines at once."""
         if self._aborted:
             raise BlockLost(self._aborted)
         try:
             async with asyncio.timeout(self._silence_seconds):
-                line = await self._response.content.readline()
+                chunk = await self._response.content.readany()
         except TimeoutError:
             raise BlockLost(
                 f"worker at {self._url} was silent for {self._silence_seconds:g} s"
             ) from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise BlockLost(self._aborted or f"worker at {self._url} broke off: {error}") from None
-        if not line.endswith(b"\n"):
+        if not chunk:
             raise BlockLost(f"worker at {self._url} ended the stream early")
-        try:
-            return BLOCK_EVENT.validate_json(line)
-        except ValidationError as error:
-            raise BlockLost(
-                f"worker at {self._url} sent an event we do not know: {error}"
-            ) from None
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._lines.extend(lines)
+        if len(self._rest) > _LINE_BYTES:
+            raise BlockLost(f"worker at {self._url} sent a line without an end")
 
     def abort(self, reason: str) -> None:
         """See ``BlockStream.abort``."""
