@@ -101,7 +101,8 @@ class BlockRun:
         """The next event, pings included."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             line = await self.response.content.readline()
-        assert line.endswith(b"\n"), f"the stream ended early, with {line!r}"
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError(f"the stream ended early, with {line!r}")
         event = BLOCK_EVENT.validate_json(line)
         self.events.append(event)
         return event
