@@ -4,7 +4,8 @@ import os
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import ServiceSettings, SettingsGroup, read_settings, variables
@@ -32,8 +33,15 @@ class ExampleSettings(ServiceSettings):
     """Shared secret."""
     api_keys: tuple[str, ...] = ()
     """Keys."""
+    words: Annotated[tuple[str, ...], NoDecode] = ()
+    """Read by the service itself, not as JSON."""
     redis: RedisSettings = RedisSettings()
     """Redis."""
+
+    @field_validator("words", mode="before")
+    @classmethod
+    def _split_words(cls, value: object) -> object:
+        return tuple(value.split(",")) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _port_suits_role(self) -> "ExampleSettings":
@@ -121,6 +129,15 @@ def test_a_list_that_is_not_json_is_named_with_the_fix(
     assert message.startswith(f'{name}: must be JSON, such as ["a", "b"]')
 
 
+def test_a_list_that_the_service_splits_itself_need_not_be_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_WORDS="a,b", SANGAM_API_KEYS="a,b")
+    assert "SANGAM_WORDS" not in message
+    monkeypatch.delenv("SANGAM_API_KEYS")
+    assert read_settings(ExampleSettings).words == ("a", "b")
+
+
 def test_a_group_that_is_not_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS="redis://b")
     assert message.startswith("SANGAM_REDIS: must be JSON, or set its fields")
@@ -158,6 +175,7 @@ def test_the_variables_of_a_tree_are_listed_with_groups_flattened() -> None:
         "SANGAM_ROLE",
         "SANGAM_TOKEN",
         "SANGAM_API_KEYS",
+        "SANGAM_WORDS",
         "SANGAM_REDIS__URL",
         "SANGAM_REDIS__TIMEOUT_SECONDS",
         "SANGAM_REDIS__REPLICAS",

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, SecretBytes, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 from sangam_core.errors import ConfigurationError
 
@@ -118,6 +118,7 @@ def _not_json(kind: type[BaseModel]) -> list[str]:
         variable.name
         for variable in variables(kind)
         if get_origin(variable.field.annotation) in (tuple, list, set, frozenset, dict)
+        and NoDecode not in variable.field.metadata
     }
     groups = {
         ENV_PREFIX + name.upper()

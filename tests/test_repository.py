@@ -1,0 +1,101 @@
+"""Rules of the house that no linter holds: sizes, docstrings that open files, names, the README."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sangam_router.local.settings_table import settings_class, settings_table, with_table
+
+REPOSITORY = Path(__file__).parents[1]
+SOURCES = sorted(
+    path
+    for folder in ("services", "loadtest")
+    for path in (REPOSITORY / folder).rglob("*.py")
+    if not {"build", "node_modules"} & set(path.parts)
+)
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+EMPTY_WORDS = re.compile(r"(Manager|Utils?|Helpers?|Base)(?=[A-Z]|$)")
+SETTINGS = {
+    "router": "sangam_router.settings:RouterSettings",
+    "worker": "sangam_worker.settings:WorkerSettings",
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(REPOSITORY).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def functions_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every function with the lines of its body: signature and docstring are declarations."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            first, last = (body[0].lineno, body[-1].end_lineno) if body else (1, 0)
+            assert last is not None
+            yield f"{name_of(path)}:{node.lineno} {node.name}", last - first + 1
+
+
+def test_the_sources_are_found() -> None:
+    names = {name_of(path) for path in SOURCES}
+    assert "services/core/sangam_core/lifecycle.py" in names
+    assert "services/router/sangam_router/driver.py" in names
+    assert "services/worker/sangam_worker/scheduler.py" in names
+    assert "loadtest/sangam_loadtest/__init__.py" in names
+
+
+def test_every_file_opens_with_a_docstring() -> None:
+    assert [name_of(path) for path in SOURCES if not ast.get_docstring(tree_of(path))] == []
+
+
+def test_no_file_is_longer_than_the_limit() -> None:
+    lengths = {name_of(p): len(p.read_text(encoding="utf-8").splitlines()) for p in SOURCES}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_longer_than_the_limit() -> None:
+    lengths = dict(found for path in SOURCES for found in functions_of(path))
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_no_class_is_named_after_nothing() -> None:
+    classes = [
+        f"{name_of(path)}:{node.lineno} {node.name}"
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef) and EMPTY_WORDS.search(node.name)
+    ]
+    assert classes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_empty"),
+    [
+        ("WorkerManager", True),
+        ("BaseWorker", True),
+        ("TokenUtils", True),
+        ("HelperThread", True),
+        ("DatabaseLease", False),
+        ("Baseline", False),
+        ("Utility", False),
+    ],
+)
+def test_the_search_for_empty_words_finds_words_and_not_parts(name: str, is_empty: bool) -> None:
+    assert bool(EMPTY_WORDS.search(name)) is is_empty
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_the_settings_table_of_the_readme_is_the_one_of_the_code(service: str) -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    table = settings_table(settings_class(SETTINGS[service]))
+    pairs = " ".join(f"{name}={where}" for name, where in SETTINGS.items())
+    assert with_table(text, service, table) == text, (
+        f"run: python -m sangam_router.local.settings_table README.md {pairs}"
+    )
