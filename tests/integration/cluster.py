@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
+from redis.exceptions import RedisError
 from tests.integration.knobs import MODEL
 
 from sangam_core.lease import LedgerKeys
@@ -69,18 +70,9 @@ class RunningCluster:
 
     async def kill_and_return(self, process: SupervisedProcess) -> None:
         """``kill -9`` a process and wait until its successor is ready."""
-        killed = await self.kill(process)
-        await self.returned(process, killed)
-
-    async def kill(self, process: SupervisedProcess) -> int:
-        """``kill -9`` a running process; returns its pid."""
-        pid = process.pid
-        assert pid is not None, f"{process.name} is not running"
+        killed = process.pid
+        assert killed is not None, f"{process.name} is not running"
         process.kill()
-        return pid
-
-    async def returned(self, process: SupervisedProcess, killed: int) -> None:
-        """Wait for the successor of a killed process."""
 
         async def objection() -> str:
             is_back = process.state is ProcessState.READY and process.pid not in (None, killed)
@@ -95,7 +87,10 @@ class RunningCluster:
         await until(self._what_is_held, deadline_seconds)
 
     async def _what_is_held(self) -> str:
-        held = await self._held_in_redis()
+        try:
+            held = await self._held_in_redis()
+        except RedisError as error:
+            return f"Redis: {error}"
         for place in self.local.workers:
             held += await self._held_by(place)
         for place in self.local.routers:
