@@ -18,7 +18,7 @@ from tests.worker.harness import TOKEN, eventually
 from tests.worker.ledger_watch import a_watch
 
 from sangam_core.decoding import EosRule
-from sangam_core.wire import TOKEN_HEADER
+from sangam_core.wire import TOKEN_HEADER, BlockKey, BlockStart, PassRan, WireGeometry
 from sangam_router.local.redis_server import RedisServer, running_redis
 from sangam_worker.verify import Case, read_cases
 
@@ -127,6 +127,38 @@ async def test_a_worker_serves_a_checkpoint_and_leaves_on_sigterm(
         assert await watch.lease("w") is None
         assert '"role": "colocated"' in worker.log
         assert '"total_pages": 256' in worker.log
+
+
+async def test_a_second_signal_cuts_the_drain_short(tmp_path: Path, server: RedisServer) -> None:
+    (case,) = cached_cases(1)
+    env = {"SANGAM_ROLE": "prefill", "SANGAM_DRAIN_DEADLINE_SECONDS": "600"}
+    async with a_process(tmp_path, server, "w", case, **env) as worker, a_watch(server) as watch:
+        held = await worker.place.start(await a_held_block(case, worker.place))
+        await held.until(PassRan)
+        worker.process.send_signal(signal.SIGTERM)
+
+        async def drains() -> bool:
+            lease = await watch.lease("w")
+            return lease is not None and lease.is_draining
+
+        await eventually(drains)
+        assert worker.process.returncode is None
+        assert await worker.end(signal.SIGTERM) == 1
+        held.response.close()
+
+
+async def a_held_block(case: Case, place: Place) -> BlockStart:
+    """A start whose block waits at the worker until someone fetches it."""
+    masks = [case.mask_id] * case.geometry.mask_buffer_tokens
+    return BlockStart(
+        key=BlockKey(request_id="held", block=0),
+        worker_epoch=(await place.held()).epoch,
+        arrival_seconds=0.0,
+        ids=(*case.prompt_ids, *masks),
+        geometry=WireGeometry.of(case.geometry),
+        decoding=case.decoding,
+        hands_over=True,
+    )
 
 
 async def test_two_workers_give_what_one_gives_and_survive_the_other_s_kill(

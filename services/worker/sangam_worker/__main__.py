@@ -36,6 +36,9 @@ log = structlog.get_logger(__name__)
 
 def main() -> int:
     """Run a worker; the process's exit status."""
+    # The first process of a container has no default action: without this, SIGTERM would do
+    # nothing while a large model loads.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
         settings = read_settings(WorkerSettings)
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
@@ -75,6 +78,7 @@ async def _serve(settings: WorkerSettings, engine: Engine) -> int:
     await worker.start()
     while not signals.leave.is_set():
         if not worker.loop.is_alive:
+            await worker.presence.withdraw()  # routers need not wait for it to lapse
             await worker.stop()
             return EXIT_THREAD_DEAD
         with contextlib.suppress(TimeoutError):

@@ -121,7 +121,8 @@ class RoleControl:
 
     def _switch_to(self, role: Role) -> None:
         is_under_way = self._switching is not None and not self._switching.done()
-        if not is_under_way and role is self._standing.role:
+        is_moot = role is self._standing.role and not is_under_way
+        if is_moot or Closure.LEAVING in self._standing.closures:
             return
         self._target = role
         if not is_under_way:
