@@ -192,16 +192,15 @@ def test_prefills_run_in_the_order_of_their_arrival(tau: int, iterations: list[I
     assert run.admitted + run.waiting == arrived
 
 
-@given(st.integers(1, 400), ITERATIONS)
-def test_every_prefill_is_admitted_once_decodes_leave_some_budget(
-    tau: int, iterations: list[Iteration]
+@given(st.integers(1, 400), st.lists(COSTS, min_size=1, max_size=6), st.data())
+def test_every_prefill_is_admitted_while_decodes_leave_some_budget(
+    tau: int, costs: list[int], data: st.DataObject
 ) -> None:
+    spare = data.draw(st.integers(1, tau))
     run = Run(tau)
-    for iteration in iterations:
-        run.step(iteration)
-    still_due = sum(run.waiting)
-    for _ in range(still_due + len(run.waiting)):
-        run.step(Iteration([], decode_tokens=tau - 1, free_pages=1))
+    run.step(Iteration(costs, decode_tokens=tau - spare, free_pages=1))
+    for _ in range(sum(costs) // spare + len(costs)):
+        run.step(Iteration([], decode_tokens=tau - spare, free_pages=1))
     assert not run.waiting
 
 
