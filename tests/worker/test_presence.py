@@ -30,6 +30,11 @@ async def watch(server: RedisServer) -> AsyncIterator[Watch]:
         yield watching
 
 
+def heartbeats(worker: Worker) -> float:
+    labels = {"outcome": "renewed"}
+    return worker.metrics.registry.get_sample_value("sangam_worker_heartbeats_total", labels) or 0
+
+
 def becomes_ready(worker: Worker) -> "asyncio.Future[None]":
     return asyncio.ensure_future(eventually(lambda: worker.presence.trouble is None))
 
@@ -79,9 +84,7 @@ async def test_fields_of_another_version_do_not_linger(server: RedisServer, watc
 async def test_only_changes_are_announced(server: RedisServer, watch: Watch) -> None:
     async with a_worker(redis_url=server.url, worker_id="w", **QUICK) as worker:
         assert await watch.woken() == "w"
-        beats = worker.metrics.registry.get_sample_value
-        label = {"outcome": "renewed"}
-        await eventually(lambda: (beats("sangam_worker_heartbeats_total", label) or 0) >= 5)
+        await eventually(lambda: heartbeats(worker) >= 5)
         worker.control.drain()
         assert await watch.woken() == "w"
         lease = await watch.lease("w")
@@ -152,6 +155,18 @@ async def test_a_worker_whose_engine_is_broken_lets_its_lease_lapse(
             return await watch.lease("w") is None
 
         await eventually(has_lapsed)
+
+
+async def test_a_worker_that_is_stopped_renews_no_more(server: RedisServer, watch: Watch) -> None:
+    async with a_worker(redis_url=server.url, worker_id="w", **QUICK) as worker:
+        await watch.lease_once_held("w")
+    renewed = heartbeats(worker)
+
+    async def has_lapsed() -> bool:
+        return await watch.lease("w") is None
+
+    await eventually(has_lapsed)
+    assert heartbeats(worker) == renewed
 
 
 async def test_a_password_and_a_namespace_are_used() -> None:

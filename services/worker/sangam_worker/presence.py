@@ -138,8 +138,15 @@ class Presence:
         self._metrics.lease_is(is_held=False)
 
     async def close(self) -> None:
-        """End the connections."""
+        """Stop renewing and end the connections; a lease that is held lapses."""
+        await self._stop_renewing()
         await self._redis.aclose()
+
+    async def _stop_renewing(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
 
     async def _run(self) -> None:
         backoff_seconds = _FIRST_BACKOFF_SECONDS
