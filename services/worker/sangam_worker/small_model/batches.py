@@ -12,20 +12,38 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sangam_worker.small_model import tokens
-from sangam_worker.small_model.material import dialogue, training_item
+from sangam_worker.small_model.material import Message, dialogue, training_item
 
 BLOCK = 32
-# Shares of the mask buffer's lengths, from a step on: short answers are learnt first.
-LENGTHS: tuple[tuple[int, dict[int, float]], ...] = (
-    (0, {32: 0.75, 64: 0.25}),
-    (2000, {32: 0.35, 64: 0.35, 96: 0.1, 128: 0.15, 256: 0.05}),
-    (4000, {32: 0.25, 64: 0.3, 96: 0.1, 128: 0.2, 256: 0.15}),
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What is drawn from a step on: buffer lengths, tasks' emphasis, prompts without dialogue."""
+
+    first_step: int
+    lengths: dict[int, float]
+    emphasis: dict[str, float] = field(default_factory=dict)
+    plain: float = 0.0
+
+
+LATE = {
+    **{"sum_small": 2.0, "sum3": 0.4, "reverse": 0.4},
+    **{"story": 1.5, "count": 1.5, "retell": 1.5, "repeat": 1.5, "talk": 1.5},
+}
+# Short answers are learnt first; then sums, which take longest; then answers of several blocks.
+PHASES = (
+    Phase(0, {32: 0.75, 64: 0.25}),
+    Phase(2000, {32: 0.8, 64: 0.2}, {"sum2": 2.0, "sum3": 2.0, "sum_small": 2.0}),
+    Phase(3500, {32: 0.9, 64: 0.1}, {"sum2": 8.0, "sum_small": 12.0}, plain=0.8),
+    Phase(5750, {32: 0.3, 64: 0.34, 96: 0.1, 128: 0.18, 256: 0.08}, LATE, plain=0.3),
+    Phase(7750, {32: 0.28, 64: 0.3, 96: 0.1, 128: 0.18, 256: 0.14}, LATE, plain=0.2),
 )
 CUT_KEPT = 0.1  # share kept of the samples whose answer does not fit the buffer
 GROUP = 4  # batches drawn at once and sorted by prompt length, which saves padding
@@ -52,17 +70,18 @@ class Sample:
     padding: int
 
 
-def draw_sample(length: int, rng: random.Random) -> Sample:
+def draw_sample(length: int, phase: Phase, rng: random.Random) -> Sample:
     """Draw one training sample for a mask buffer of the given length."""
     while True:
-        item = training_item(rng)
+        item = training_item(rng, phase.emphasis)
         answer = tokens.encode_text(item.answer)
         if len(answer) < length or rng.random() < CUT_KEPT:
             break
     answer = answer[:length]
     padding = length - len(answer)
-    prompt = tokens.encode_prompt(dialogue(item, rng))
-    return Sample(prompt, answer + [tokens.EOS] * padding, padding)
+    alone = phase.plain > 0 and rng.random() < phase.plain
+    messages = [Message("user", item.question)] if alone else dialogue(item, rng)
+    return Sample(tokens.encode_prompt(messages), answer + [tokens.EOS] * padding, padding)
 
 
 def mask_weights(sample: Sample, rng: random.Random) -> list[float]:
@@ -120,10 +139,10 @@ def collate(samples: list[Sample], rng: random.Random) -> Batch:
 def _group(seed: int, group: int, batch_tokens: int) -> list[Batch]:
     """The batches of one group: one buffer length, sorted by prompt length, in random order."""
     rng = random.Random(f"batch {seed} {group}")
-    shares = [shares for first, shares in LENGTHS if group * GROUP >= first][-1]
-    length = rng.choices(list(shares), weights=list(shares.values()))[0]
+    phase = [phase for phase in PHASES if group * GROUP >= phase.first_step][-1]
+    length = rng.choices(list(phase.lengths), weights=list(phase.lengths.values()))[0]
     rows = max(8, batch_tokens // (length + 80))
-    samples = [draw_sample(length, rng) for _ in range(GROUP * rows)]
+    samples = [draw_sample(length, phase, rng) for _ in range(GROUP * rows)]
     samples.sort(key=lambda sample: len(sample.prompt))
     batches = [collate(samples[at : at + rows], rng) for at in range(0, len(samples), rows)]
     rng.shuffle(batches)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sangam_worker.small_model import words
@@ -173,10 +173,12 @@ def draw(task: str, rng: random.Random) -> Item:
             return item
 
 
-def training_item(rng: random.Random) -> Item:
-    """Draw an item of a weighted random task that is not held out."""
+def training_item(rng: random.Random, emphasis: Mapping[str, float] | None = None) -> Item:
+    """Draw an item of a weighted random task that is not held out; emphasis scales weights."""
     tasks = list(MAKERS)
-    task = rng.choices(tasks, weights=[MAKERS[name][1] for name in tasks])[0]
+    scale = emphasis or {}
+    weights = [MAKERS[name][1] * scale.get(name, 1.0) for name in tasks]
+    task = rng.choices(tasks, weights=weights)[0]
     while is_held_out(item := draw(task, rng)):
         pass
     return item

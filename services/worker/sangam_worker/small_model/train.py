@@ -29,8 +29,10 @@ class Plan:
     """Everything that decides a run besides the code."""
 
     seed: int = 1
-    steps: int = 8000
-    decay_from: int = 5500
+    steps: int = 9000
+    decay_from: int = 7500
+    slow_from: int = 3250  # from here on at slow_rate of the full rates
+    slow_rate: float = 0.4
     warmup: int = 100
     batch_tokens: int = 3200
     muon_rate: float = 4e-3
@@ -60,10 +62,11 @@ class Trainer:
         )
 
     def _rate(self) -> float:
-        """Share of the full rate at this step: warm-up, constant, then linear to zero."""
+        """Share of the full rate: warm-up, constant, a lower constant, then linear to zero."""
         plan = self.plan
         left = (plan.steps - self.step) / max(1, plan.steps - plan.decay_from)
-        return min(1.0, (self.step + 1) / plan.warmup, max(left, 0.0))
+        level = plan.slow_rate if self.step >= plan.slow_from else 1.0
+        return level * min(1.0, (self.step + 1) / plan.warmup, max(left, 0.0))
 
     def train_step(self, batch: Batch) -> float:
         """One update; returns the loss."""
