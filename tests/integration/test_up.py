@@ -29,11 +29,13 @@ class Up:
         self.process = process
         self.printed = ""
 
-    async def read_until(self, mark: str, deadline_seconds: float = UP_SECONDS) -> str:
-        """Read on until the output holds ``mark`` (or ends); returns all of it."""
+    async def read_until(
+        self, mark: str, deadline_seconds: float = UP_SECONDS, *, times: int = 1
+    ) -> str:
+        """Read on until the output holds ``mark`` so often (or ends); returns all of it."""
         assert self.process.stdout is not None
         async with asyncio.timeout(deadline_seconds):
-            while mark not in self.printed:
+            while self.printed.count(mark) < times:
                 line = await self.process.stdout.readline()
                 if not line:
                     break
@@ -152,9 +154,8 @@ async def test_a_worker_that_dies_is_reported_and_started_again(tmp_path: Path) 
         await up.read_until("Ctrl-C stops everything.")
         worker = next(pid for pid in up.children() if b"sangam_worker" in command_of(pid))
         os.kill(worker, signal.SIGKILL)
-        printed = await up.read_until("worker-0: ready", 60)
-        printed = await up.read_until("killed by SIGKILL", 60)
-        assert "worker-0: restarting" in printed
+        printed = await up.read_until("worker-0: ready", times=2)
+        assert "worker-0: restarting in 0.25 s: it has ended (killed by SIGKILL)" in printed
         assert await up.end(signal.SIGTERM) == 0
 
 
@@ -165,6 +166,15 @@ async def test_killing_it_leaves_nothing(tmp_path: Path) -> None:
         assert len(children) == 4
         up.process.kill()
         await up.process.wait()
+        await gone(children)
+
+
+async def test_ctrl_c_during_the_start_leaves_nothing(tmp_path: Path) -> None:
+    async with sangam_up(tmp_path, "--colocated", "1") as up:
+        await up.read_until("worker-0: starting")
+        children = up.children()
+        assert await up.end(signal.SIGINT) == 0
+        assert "Sangam is up" not in up.printed
         await gone(children)
 
 

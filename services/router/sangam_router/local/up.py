@@ -5,6 +5,7 @@ Decides what the terminal shows and when all of it ends; the processes are ``clu
 
 import asyncio
 import signal
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import aiohttp
@@ -80,7 +81,7 @@ def _line(event: ProcessEvent) -> Text:
     told = {
         ProcessState.READY: f" after {event.seconds:.1f} s",
         ProcessState.FAILED: f" ({event.detail})",
-        ProcessState.RESTARTING: f" in {event.seconds:.2g} s: it ended with {event.detail}",
+        ProcessState.RESTARTING: f" in {event.seconds:.2g} s: it has ended ({event.detail})",
     }.get(event.state, "")
     return Text.assemble(f"{event.name}: ", (event.state.value, _STYLES[event.state]), told)
 
@@ -92,7 +93,7 @@ async def up(options: ClusterOptions, console: Console) -> None:
         ConfigurationError: the options, the machine or the installation do not allow it.
         StartFailed: a process could not start; everything has been stopped.
     """
-    _require_packages()
+    require_packages(_NEEDED_BY_WORKERS)
     board = Board(console)
     cluster = LocalCluster(options, report=board)
     asked_to_end = asyncio.Event()
@@ -128,8 +129,13 @@ async def _start_unless_ended(cluster: LocalCluster, asked_to_end: asyncio.Event
         await asyncio.gather(starting, ending, return_exceptions=True)
 
 
-def _require_packages() -> None:
-    missing = [name for name in _NEEDED_BY_WORKERS if find_spec(name) is None]
+def require_packages(names: Sequence[str]) -> None:
+    """Look for packages without importing them: routers run without what workers need.
+
+    Raises:
+        ConfigurationError: naming those that are not installed, and what to install.
+    """
+    missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
             f"workers need the package {', '.join(missing)}, which is not installed: "
