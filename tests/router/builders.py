@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
+from starlette.types import ASGIApp
 from tests.router.memory_places import MemoryPlaces
 from tests.router.stub_worker import TOKEN
 
@@ -82,8 +83,9 @@ def driver(places: MemoryPlaces, client: HttpWorkerClient, **limits: Any) -> Dri
 class Served:
     """A public port under test."""
 
-    def __init__(self, url: str, metrics: RouterMetrics) -> None:
+    def __init__(self, url: str, app: ASGIApp, metrics: RouterMetrics) -> None:
         self.url = url
+        self.app = app
         self.metrics = metrics
 
     def client(self, **options: Any) -> AsyncOpenAI:
@@ -92,13 +94,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(
-    model_folder: Path,
-    places: MemoryPlaces,
-    *,
-    limits: DriverLimits | None = None,
-    **changes: Any,
-) -> AsyncIterator[Served]:
+async def served(model_folder: Path, places: MemoryPlaces, **changes: Any) -> AsyncIterator[Served]:
     """The public API on a real socket, over places and stub workers."""
     settings = router_settings(**changes)
     metrics = RouterMetrics()
@@ -122,7 +118,12 @@ async def served(
                 workers=client,
                 mask_id=info.mask_id,
                 decode=tokenizer.decode,
-                limits=limits or DriverLimits(request_seconds=settings.request_seconds),
+                limits=DriverLimits(
+                    request_seconds=settings.request_seconds,
+                    max_lost=settings.max_lost,
+                    backoff_seconds=0.001,
+                    max_backoff_seconds=0.01,
+                ),
                 metrics=metrics,
             ),
             metrics=metrics,
@@ -132,6 +133,6 @@ async def served(
         server = listener.server(1.0)
         serving = asyncio.create_task(server.serve([listening]))
         try:
-            yield Served(listener.url, metrics)
+            yield Served(listener.url, listener.app, metrics)
         finally:
             await stop(server, serving)

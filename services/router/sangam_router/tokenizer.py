@@ -88,7 +88,7 @@ class TextTokenizer:
         """
         if self._chat_template is None:
             raise InvalidRequest(
-                "this model has no chat template; use /v1/completions",
+                "messages: this model has no chat template; use /v1/completions",
                 param="messages",
                 code="no_chat_template",
             )

@@ -5,6 +5,7 @@ or held for ever by one client.
 """
 
 import asyncio
+import contextlib
 import json
 import re
 from typing import Any, NoReturn
@@ -13,7 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 
 from sangam_core.errors import InvalidRequest
 
-_SURROGATE = re.compile(rb"\\\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+_DISCARD_SECONDS = 1.0
+_DISCARD_BYTES = 2**23
+"""How long, and how much of, a body that is too large is still read."""
 
 
 async def read_json(request: Request, *, max_bytes: int, seconds: float) -> Any:
@@ -23,25 +28,25 @@ async def read_json(request: Request, *, max_bytes: int, seconds: float) -> Any:
         InvalidRequest: too large (413), too slow (408), or not JSON (400).
         ClientDisconnect: the client went away.
     """
-    length = request.headers.get("content-length")
-    if length is not None and length.isdigit() and int(length) > max_bytes:
-        raise _too_large(max_bytes)
     body = bytearray()
+    is_too_large = _stated_length(request) > max_bytes
     try:
         async with asyncio.timeout(seconds):
-            while True:
+            while not is_too_large:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 body += message.get("body", b"")
-                if len(body) > max_bytes:
-                    raise _too_large(max_bytes)
+                is_too_large = len(body) > max_bytes
                 if not message.get("more_body", False):
                     break
     except TimeoutError:
         raise InvalidRequest(
             f"the body did not arrive within {seconds:g} s", code="request_timeout"
         ) from None
+    if is_too_large:
+        await _discard_a_while(request)
+        raise InvalidRequest(f"the body is larger than {max_bytes} bytes", code="request_too_large")
     return _parse(bytes(body))
 
 
@@ -59,5 +64,18 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _too_large(max_bytes: int) -> InvalidRequest:
-    return InvalidRequest(f"the body is larger than {max_bytes} bytes", code="request_too_large")
+def _stated_length(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
+
+
+async def _discard_a_while(request: Request) -> None:
+    """Let a client finish sending: one whose connection closes meanwhile never reads why."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            while num_bytes < _DISCARD_BYTES:
+                message = await request.receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return

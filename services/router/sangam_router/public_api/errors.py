@@ -27,6 +27,9 @@ _STATUS_OF_CODE = {
 }
 """Codes of ``InvalidRequest`` whose status is not 400."""
 
+_UNREAD_BODY_CODES = frozenset({"request_timeout", "request_too_large", "bad_framing"})
+"""What is left of such a body would be taken for the connection's next request."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
@@ -50,7 +53,7 @@ def http_error(error: SangamError) -> HttpError:
             param, code = error.param, error.code
             status = _STATUS_OF_CODE.get(code or "", 400)
             kind = "authentication_error" if status == 401 else "invalid_request_error"
-            if status in (408, 413):
+            if code in _UNREAD_BODY_CODES:
                 headers["connection"] = "close"
             if status == 401:
                 headers["www-authenticate"] = "Bearer"

@@ -156,10 +156,11 @@ class Wishes:
         if max_tokens is None and fixed is None:
             buffer = min(buffer, max(block, (room - num_prompt) // block * block))
         if num_prompt + buffer > room:
+            named = "max_tokens" if max_tokens and num_prompt + block <= room else param
             raise InvalidRequest(
-                f"{param}: {num_prompt} prompt tokens and {buffer} for the answer (whole blocks of "
-                f"{block}) exceed the {room} tokens that fit",
-                param="max_tokens" if num_prompt + block <= room and max_tokens else param,
+                f"{named}: {num_prompt} prompt tokens and {buffer} for the answer (whole blocks "
+                f"of {block}) exceed the {room} tokens that fit",
+                param=named,
                 code="context_length_exceeded",
             )
         if max_tokens is not None and max_tokens > buffer:
