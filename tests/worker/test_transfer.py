@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,12 +23,16 @@ from tests.worker.harness import (
 from sangam_core.decoding import Resume
 from sangam_core.errors import TransferError
 from sangam_core.placement import Role
-from sangam_core.wire import KVArrived, Lost, PassRan, Queued
+from sangam_core.wire import BlockKey, KVArrived, KVSource, LossReason, Lost, PassRan, Queued
+from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.process import Worker
+from sangam_worker.standing import Standing
+from sangam_worker.tracking import Moved
+from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.pool import KVGeometry, KVPool
 from sangam_worker.transfer.protocol import KVChannel, Side
-from sangam_worker.transfer.wire import TransferRequest
+from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
 
 BLOCK_0 = range(20, 36)
 
@@ -346,6 +350,76 @@ async def test_a_worker_that_starts_again_gets_a_new_pair_and_the_former_one_is_
             async with a_worker(hub=hub, role=Role.DECODE, worker_id="phoenix") as receiver:
                 await moves_a_block(client, sender, receiver, life)
         assert sender.exchange.num_pairs == 1
+
+
+class ForgetfulPool(ToyPool):
+    """Fails to take in the first layer that comes."""
+
+    has_failed = False
+
+    def scatter(self, layer: int, pages: Sequence[int], tensor: torch.Tensor) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            raise ValueError("pages of another shape")
+        super().scatter(layer, pages, tensor)
+
+
+async def test_a_bug_in_a_transfer_costs_the_block_and_not_its_pages() -> None:
+    hub, ids = LoopbackHub(), a_sequence()
+    engine = ToyEngine(kv_pool=ForgetfulPool())
+    async with (
+        a_worker(hub=hub, role=Role.PREFILL) as sender,
+        a_worker(engine, hub=hub, role=Role.DECODE) as receiver,
+        a_client() as client,
+    ):
+        first = await prefilled(client, sender, ids)
+        second = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        assert "another shape" in await is_lost(second, "transfer_failed")
+        await is_lost(first, "transfer_failed")
+        assert await client.is_idle(receiver)
+        assert await client.is_idle(sender)
+        await moves_a_block(client, sender, receiver, "next")
+
+
+class Ended:
+    """Stands for the GPU thread; notes how transfers ended."""
+
+    def __init__(self) -> None:
+        self.results: dict[BlockKey, Moved | LossReason] = {}
+
+    def pin(self, key: BlockKey) -> "Future[tuple[int, ...] | None]":
+        raise NotImplementedError
+
+    def unpin(self, key: BlockKey) -> None:
+        raise NotImplementedError
+
+    def transfer_ended(self, key: BlockKey, result: Moved | LossReason) -> None:
+        self.results[key] = result
+
+
+async def test_a_fetch_that_is_given_up_before_it_could_begin_is_ended_too() -> None:
+    async def ask_nobody(url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
+        raise AssertionError("nobody was to be asked")
+
+    metrics, ended = WorkerMetrics(), Ended()
+    pool = ToyPool()
+    exchange = KVExchange(
+        standing=Standing(worker_id="w", url="", model="small", role=Role.DECODE, metrics=metrics),
+        blocks=ended,
+        transport=LoopbackTransport(pool, LoopbackHub()),
+        geometry=KVGeometry.of(pool),
+        ask_sender=ask_nobody,
+        metrics=metrics,
+        deadline_seconds=10.0,
+    )
+    key = BlockKey(request_id="r", block=0)
+    exchange.fetch(key, KVSource(worker_id="s", epoch="e", url="http://x"), (1, 2))
+    exchange.give_up(key)
+    await eventually(lambda: key in ended.results)
+    result = ended.results[key]
+    assert isinstance(result, LossReason)
+    assert result.code == "cancelled"
+    await exchange.close(1.0)
 
 
 # -- the loopback keeps the protocol ------------------------------------------------------------

@@ -98,6 +98,8 @@ class KVExchange:
         task = asyncio.create_task(self._fetch(key, source, pages), name=f"fetch {key}")
         self._own(task)
         self._waiting[key] = task
+        # A callback, since a task that is cancelled before its first step runs no handler.
+        task.add_done_callback(lambda ended: self._fetch_ended(key, ended))
 
     def give_up(self, key: BlockKey) -> None:
         """End a fetch that has not begun; one under way ends by itself."""
@@ -111,19 +113,18 @@ class KVExchange:
         pair_key = PairKey(Side.RECEIVER, source.worker_id, source.epoch, self._standing.epoch)
         try:
             num_bytes = await self._receive(pair_key, key, source, pages, deadline)
-        except TransferError as error:
+        except Exception as error:  # noqa: BLE001 - the pages must be unpinned, come what may
             self._failed("received", key, source.worker_id, error)
-            self._blocks.transfer_ended(key, _failure(str(error)))
-        except asyncio.CancelledError:
-            cancelled = LossReason(code="cancelled", message="cancelled before its KV came")
-            self._blocks.transfer_ended(key, cancelled)
-            raise
         else:
             seconds = time.monotonic() - started
             self._metrics.transfer_ended("received", seconds, num_bytes)
             self._blocks.transfer_ended(key, Moved(seconds, num_bytes))
-        finally:
-            self._waiting.pop(key, None)
+
+    def _fetch_ended(self, key: BlockKey, task: asyncio.Task[None]) -> None:
+        self._waiting.pop(key, None)
+        if task.cancelled():
+            cancelled = LossReason(code="cancelled", message="cancelled before its KV came")
+            self._blocks.transfer_ended(key, cancelled)
 
     async def _receive(
         self,
@@ -143,7 +144,7 @@ class KVExchange:
                 if error.refusal.code != "stale_channel" or is_last_try:
                     raise
                 self._close(pair)
-            except TransferError:
+            except Exception:
                 self._close(pair)  # its ends may disagree on what has been moved
                 raise
             finally:
@@ -248,10 +249,9 @@ class KVExchange:
         timeout_seconds = min(request.timeout_seconds, self._deadline_seconds)
         try:
             num_bytes = await pair.transfer(pages, timeout_seconds)
-        except TransferError as error:
+        except Exception as error:  # noqa: BLE001 - the pages must be unpinned, come what may
             self._close(pair)
             self._failed("sent", request.key, request.receiver_id, error)
-            self._blocks.transfer_ended(request.key, _failure(str(error)))
         else:
             seconds = time.monotonic() - started
             self._metrics.transfer_ended("sent", seconds, num_bytes)
@@ -288,12 +288,16 @@ class KVExchange:
         if self._pairs.get(pair.key) is pair:
             del self._pairs[pair.key]
 
-    def _failed(self, direction: str, key: BlockKey, peer_id: str, error: TransferError) -> None:
+    def _failed(self, direction: str, key: BlockKey, peer_id: str, error: Exception) -> None:
+        """Count and tell a failure, and let go of the block."""
         reason = error.refusal.code if isinstance(error, TransferRefused) else "failed"
         self._metrics.transfer_failed(direction, reason)
-        log.warning(
-            "KV transfer failed", direction=direction, key=str(key), peer=peer_id, error=str(error)
-        )
+        fields = {"direction": direction, "key": str(key), "peer": peer_id, "error": str(error)}
+        if isinstance(error, TransferError):
+            log.warning("KV transfer failed", **fields)
+        else:
+            log.error("KV transfer failed by a bug", **fields, exc_info=error)
+        self._blocks.transfer_ended(key, _failure(str(error)))
 
     def _refused(self, code: str, message: str) -> TransferRefused:
         return TransferRefused(TransferRefusal.model_validate({"code": code, "message": message}))
