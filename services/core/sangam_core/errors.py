@@ -50,6 +50,10 @@ class DeadlineExceeded(SangamError):
     """The request's deadline passed (504)."""
 
 
+class EngineError(SangamError):
+    """The model gave no usable numbers: broken weights, or a faulty device."""
+
+
 class BlockLost(SangamError):
     """A block's worker died, drained, or its transfer failed; the block starts again elsewhere."""
 
