@@ -1,5 +1,6 @@
 """float32 on a CPU: what a request gives, bit for bit, whatever else is in the batch."""
 
+import threading
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,7 +52,7 @@ def test_tokens_passes_and_confidences_do_not_depend_on_the_batch_or_the_placeme
 ) -> None:
     engine, second = the_engine(name, tmp_path), the_engine(name, tmp_path)
     config = engine.model_config
-    cases = random_cases(config.family, config.mask_id, 40, seed=5)
+    cases = random_cases(config.family, config.mask_id, 24, seed=5)
     alone = by_name([ran for case in cases for ran in run_cases([case], engine)])
     assert len(alone) == len(cases)
     for seed, in_flight, engines in (
@@ -150,3 +151,19 @@ def test_both_products_compute_the_same(shape: tuple[int, int]) -> None:
         assert torch.allclose(product.silu(x).double(), F.silu(expected), atol=1e-5)
         assert torch.allclose(product.times(x, other).double(), expected * other, atol=1e-5)
         assert torch.allclose(product.plus(x, other).double(), expected + other, atol=1e-5)
+
+
+def test_an_iteration_uses_one_thread_whichever_thread_calls_it() -> None:
+    engine = an_engine(LLADA)
+    seen = []
+
+    def run() -> None:
+        torch.set_num_threads(2)
+        engine.execute(a_plan(a_pass([5] * 20, masked=[3])))
+        seen.append(torch.get_num_threads())
+
+    for _ in range(2):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert seen == [1, 1]

@@ -65,6 +65,10 @@ class Engine:
         Returns:
             ``[rows, vocab]``, padding rows at the end; ``[0, vocab]`` when nothing can commit.
         """
+        if self.kv_pool.device.type == "cpu":
+            # Part of "same bytes": threads would split products differently from batch to batch.
+            # The setting is the calling thread's own, whatever it was before.
+            torch.set_num_threads(1)
         batch = pack(plan.passes, self.model_config.family)
         self._attention.plan(batch.layout)
         tokens, positions = self._on_device(batch.tokens, batch.positions)
@@ -107,9 +111,6 @@ def load_engine(
     torch_dtype = _choice(dtype, DTYPES, "dtype")
     backend = _choice(attention, ATTENTION_BACKENDS, "attention")
     torch_device = _device(device)
-    if torch_device.type == "cpu":
-        # Part of "same bytes": threads would split products differently from batch to batch.
-        torch.set_num_threads(1)
     with torch.inference_mode():
         if model.startswith(RANDOM_PREFIX):
             config = random_config(model)

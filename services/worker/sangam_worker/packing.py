@@ -6,6 +6,7 @@ to the device in one go. Called by ``engine``.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -93,4 +94,4 @@ def _layout(
 
 
 def _indptr(lengths: Sequence[int]) -> Int32s:
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    return np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)

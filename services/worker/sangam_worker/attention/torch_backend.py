@@ -25,7 +25,8 @@ class TorchAttention:
         self._layout = layout
         device = self._pool.device
         self._write_rows = torch.from_numpy(layout.write_rows).to(device)
-        self._writes_all = len(layout.write_rows) == layout.qo_indptr[-1]
+        self._num_written = len(layout.write_rows)
+        self._writes_all = self._num_written == layout.qo_indptr[-1]
         # A layer seen as half pages: K of page p is number 2p, V is 2p + 1.
         pages, slots = np.divmod(layout.write_slots, PAGE_TOKENS)
         key_slots = 2 * pages * PAGE_TOKENS + slots
@@ -41,11 +42,11 @@ class TorchAttention:
 
     def write(self, k_new: Tensor, v_new: Tensor, layer: int) -> None:
         """Keep the K/V of the rows that the layout says."""
-        if not len(self._write_rows):
+        if not self._num_written:
             return
         flat = self._pool.layers[layer].view(-1, *k_new.shape[1:])
         if self._writes_all:
-            k_new, v_new = k_new[: len(self._write_rows)], v_new[: len(self._write_rows)]
+            k_new, v_new = k_new[: self._num_written], v_new[: self._num_written]
         else:
             k_new, v_new = k_new[self._write_rows], v_new[self._write_rows]
         flat.index_copy_(0, self._key_slots, k_new)

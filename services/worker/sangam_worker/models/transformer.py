@@ -8,7 +8,6 @@ tokens ``sampling``'s. Called by ``engine``. Facts: ``dllm-semantics`` section a
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sangam_worker.attention.protocol import Attention
@@ -109,8 +108,9 @@ class Transformer:
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm in float32, rounded to the model's dtype, *then* times the weight."""
-        normed = F.rms_norm(x.float(), (x.shape[1],), None, self._config.norm_eps)
-        return normed.to(x.dtype) * weight
+        wide = x.float()
+        scale = (wide * wide).mean(-1, keepdim=True).add_(self._config.norm_eps).rsqrt_()
+        return (wide * scale).to(x.dtype).mul_(weight)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1, self._config.head_dim)

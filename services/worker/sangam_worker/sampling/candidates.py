@@ -56,16 +56,15 @@ def _propose_llada(logits: Tensor, draw: Draw, keys: Tensor, mask_id: int) -> tu
 
     argmax of exp(logit) / (-ln u)^T in the published code; in log space it cannot overflow.
     """
-    wide = logits.double()
-    shifted = wide - wide.amax(-1, keepdim=True)
-    masses = shifted.exp()
-    total = masses.sum(-1)
+    allowed = _without_mask(logits, mask_id)
     if draw.is_greedy:
-        tokens = _without_mask(logits, mask_id).argmax(-1)
+        tokens = allowed.argmax(-1)
     else:
-        tempered = _filtered(_without_mask(wide, mask_id) / draw.temperature, draw)
+        tempered = _filtered(allowed.double() / draw.temperature, draw)
         tokens = (tempered + gumbel(keys, logits.shape[1])).argmax(-1)
-    return tokens, _at(masses, tokens) / total
+    masses = logits.double()
+    masses.sub_(masses.amax(-1, keepdim=True)).exp_()
+    return tokens, _at(masses, tokens) / masses.sum(-1)
 
 
 def _propose_dream(logits: Tensor, draw: Draw, keys: Tensor, mask_id: int) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,14 @@ Decides how rows are grouped (rows that are drawn alike are computed together) a
 from device to host: one ``[rows, 2]`` tensor an iteration. Called by ``engine``.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from sangam_core.decoding import Commit, Decoding, UnmaskingRule
+from sangam_core.errors import EngineError
 from sangam_core.rules import Family
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
@@ -34,6 +36,9 @@ class Sampler:
     def sample(self, logits: Tensor, passes: Sequence[Pass]) -> tuple[PassOutcome, ...]:
         """Decide what commits.
 
+        Raises:
+            EngineError: a logit is not a number.
+
         Args:
             logits: ``[rows, vocab]``: for each pass its committable positions in order, then
                 padding rows.
@@ -51,6 +56,8 @@ class Sampler:
     def _outcome(
         self, item: Pass, positions: Sequence[int], tokens: list[int], confidences: list[float]
     ) -> PassOutcome:
+        if any(math.isnan(value) for value in confidences):
+            raise EngineError(f"{item.key}: pass {item.step} gave logits that are not numbers")
         threshold = compared_threshold(
             item.decoding.unmasking.threshold, self._config.family, self._dtype
         )

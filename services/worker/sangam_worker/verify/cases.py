@@ -12,7 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
+from sangam_core.decoding import (
+    STEPPED_RULES,
+    Decoding,
+    EosRule,
+    Unmasking,
+    UnmaskingRule,
+)
 from sangam_core.errors import ConfigurationError, InvalidRequest
 from sangam_core.geometry import Geometry
 from sangam_core.rules import Family, check_decoding, decodes_in_blocks
@@ -134,7 +140,7 @@ def _decoding(raw: Mapping[str, Any], num_blocks: int) -> Decoding:
     for name in ("threshold", "factor", "alg_temp", "eps"):
         if params.get(name) is not None:
             given[name] = params[name]
-    if params.get("steps") is not None:
+    if params.get("steps") is not None and _has_influence(given["rule"], raw["cache"]):
         if params["steps"] % num_blocks:
             raise ValueError(f"steps {params['steps']} is not a multiple of {num_blocks} blocks")
         given["steps"] = params["steps"] // num_blocks
@@ -148,6 +154,12 @@ def _decoding(raw: Mapping[str, Any], num_blocks: int) -> Decoding:
         eos_ids=(params["eos_id"],) if stops_early else (),
         eos_rule=EosRule.FILL if stops_early else EosRule.IGNORE,
     )
+
+
+def _has_influence(rule: UnmaskingRule, cache: str) -> bool:
+    """Whether ``steps`` counts: in a schedule, or as a token budget (Dream without a cache)."""
+    is_budget = rule is UnmaskingRule.CONFIDENCE_THRESHOLD and cache == "none"
+    return rule in STEPPED_RULES or is_budget
 
 
 def _forward(raw: Mapping[str, Any], *, scores: bool) -> Forward:
