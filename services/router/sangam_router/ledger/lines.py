@@ -44,8 +44,12 @@ class WaitingLines:
         self._departures.pop((line, waiter.member), None)
         try:
             await self._tasks.finish(self._enter(line, waiter, limit))
+        except asyncio.CancelledError:
+            # A join still under way sees that the room is empty, and leaves again itself.
+            self._tasks.start(self.leave(line, ticket))
+            raise
         except BaseException:
-            room.remove(ticket)  # a join under way sees that, and leaves again
+            room.remove(ticket)
             raise
         return waiter
 

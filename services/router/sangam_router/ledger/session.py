@@ -68,7 +68,7 @@ class Session:
         """
         failure: Exception | None = None
         for attempt in range(_NUM_TRIES):
-            if attempt:
+            if isinstance(failure, Unreachable):
                 await asyncio.sleep(_FIRST_BACKOFF_SECONDS * 2 ** (attempt - 1))
             fence = self._fence
             try:
