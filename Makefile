@@ -63,10 +63,10 @@ test-fast: $(STAMP) ## the tests that start no processes
 	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
 
 bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
-	$(RUN_ENV) $(BIN)/python loadtest/benchmarks/engine_throughput.py
+	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.engine_throughput
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
-	$(RUN_ENV) $(BIN)/python loadtest/benchmarks/router_dispatch.py
+	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch
 
 clean: ## remove the virtual environment and logs
 	rm -rf $(VENV) .sangam
