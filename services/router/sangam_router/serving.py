@@ -17,6 +17,9 @@ from starlette.types import ASGIApp
 from sangam_core.errors import ConfigurationError
 
 _BACKLOG = 2048
+_KEEP_ALIVE_SECONDS = 75
+"""Idle connections stay open longer than ingresses keep theirs (nginx: 60 s): whoever closes first
+cuts off a request that the other side is just sending."""
 
 
 class QuietServer(uvicorn.Server):
@@ -52,6 +55,7 @@ class Listener:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
         )
         return QuietServer(config)
