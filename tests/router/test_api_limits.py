@@ -44,7 +44,7 @@ async def test_keys_open_the_door_and_nothing_else_does(model_folder: Path) -> N
             async with router.client(api_key="three") as client:
                 with pytest.raises(openai.AuthenticationError) as caught:
                     await client.models.list()
-            async with httpx.AsyncClient(base_url=router.url) as client:
+            async with httpx.AsyncClient(base_url=router.url, timeout=30) as client:
                 missing = await client.get("/v1/models")
                 health = await client.get("/healthz")
     assert caught.value.code == "invalid_api_key"
@@ -61,7 +61,7 @@ async def test_a_body_beyond_the_limit_is_refused(model_folder: Path, is_chunked
 
     async with (
         served(model_folder, MemoryPlaces(), max_body_bytes=2000) as router,
-        httpx.AsyncClient(base_url=router.url) as client,
+        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
     ):
         content = pieces() if is_chunked else b"x" * 100_000
         response = await client.post(CHAT, content=content)
@@ -125,7 +125,7 @@ async def test_a_full_line_is_429_with_retry_after(model_folder: Path) -> None:
 async def test_no_worker_is_503_with_retry_after(model_folder: Path) -> None:
     async with (
         served(model_folder, MemoryPlaces(patience_seconds=0.05)) as router,
-        httpx.AsyncClient(base_url=router.url) as client,
+        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
     ):
         response = await client.post(CHAT, json=chat())
     assert response.status_code == 503

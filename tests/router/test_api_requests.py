@@ -27,7 +27,7 @@ async def post(
         places = MemoryPlaces(started)
         async with (
             served(folder, places, **settings) as router,
-            httpx.AsyncClient(base_url=router.url) as client,
+            httpx.AsyncClient(base_url=router.url, timeout=30) as client,
         ):
             return await client.post(path, content=raw)
 
@@ -308,7 +308,7 @@ async def test_the_request_id_comes_back(model_folder: Path) -> None:
         places = MemoryPlaces(worker)
         async with (
             served(model_folder, places) as router,
-            httpx.AsyncClient(base_url=router.url) as client,
+            httpx.AsyncClient(base_url=router.url, timeout=30) as client,
         ):
             given = await client.post(CHAT, json=chat(), headers={"x-request-id": "abc-1"})
             refused = await client.post(CHAT, json={}, headers={"x-request-id": "abc-2"})

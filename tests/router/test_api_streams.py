@@ -38,7 +38,7 @@ async def chunks(folder: Path, **wishes: Any) -> list[dict[str, Any]]:
     async with (
         StubWorker(answer=say(TEXT)) as worker,
         served(folder, MemoryPlaces(worker)) as router,
-        httpx.AsyncClient(base_url=router.url) as client,
+        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
         client.stream("POST", "/v1/chat/completions", json=body(**wishes)) as got,
     ):
         assert got.status_code == 200, await got.aread()
