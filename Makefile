@@ -26,7 +26,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast bench-engine bench-router clean
+.PHONY: help install up chat check format test test-fast settings-table bench-engine bench-router clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,10 @@ test: $(STAMP) ## every test: unit, property, golden, integration with real proc
 
 test-fast: $(STAMP) ## the tests that start no processes
 	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
+
+settings-table: $(STAMP) ## write the README's settings tables from the settings classes
+	$(BIN)/python -m sangam_router.local.settings_table README.md \
+		router=sangam_router.settings:RouterSettings worker=sangam_worker.settings:WorkerSettings
 
 bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.engine_throughput

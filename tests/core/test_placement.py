@@ -153,7 +153,10 @@ def test_a_prefill_waits_only_when_no_worker_that_may_take_it_has_the_pages(
         return
     active = [w for w in loads.workers if not w.is_draining]
     dedicated = [w for w in active if w.role is Role.PREFILL]
-    assert all(w.free_pages < block.num_pages for w in dedicated)
+    could_overflow = policy.is_overflow_allowed and any(w.role is Role.COLOCATED for w in active)
+    for w in dedicated:
+        is_over_theta = w.outstanding_prefill_tokens >= policy.theta_tokens
+        assert w.free_pages < block.num_pages or (is_over_theta and could_overflow)
     if dedicated and not policy.is_overflow_allowed:
         return
     for w in active:
@@ -201,8 +204,13 @@ def test_a_prefill_worker_at_theta_is_passed_over_for_a_colocated_one() -> None:
     assert id_of(place_prefill(loads, demand(), HYBRID)) == "c"
 
 
-def test_a_colocated_worker_at_theta_takes_no_overflow() -> None:
+def test_with_everybody_at_theta_a_prefill_waits_in_the_central_line() -> None:
     loads = fleet(prefill(load_tokens=5000), colocated(load_tokens=1000))
+    assert place_prefill(loads, demand(), HYBRID) is None
+
+
+def test_without_a_colocated_worker_theta_has_no_say() -> None:
+    loads = fleet(prefill(load_tokens=5000), decode())
     assert id_of(place_prefill(loads, demand(), HYBRID)) == "p"
 
 

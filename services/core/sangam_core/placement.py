@@ -95,13 +95,16 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
 
     The least loaded prefill worker, while one is under theta and has pages. Else the least
     loaded colocated worker under theta whose free pages hold the request after the pending
-    decodes. Else the least loaded prefill worker that has pages, at any load. Without prefill
-    workers (colocated serving), the least loaded colocated worker that has pages.
+    decodes. Else none: the request waits in the central line and is bound when load has fallen,
+    to whichever worker that happens on first. Where nothing could overflow (static
+    disaggregation, or no colocated worker), theta has no say: the least loaded prefill worker
+    that has pages. Without prefill workers (colocated serving), the least loaded colocated
+    worker that has pages.
     """
     active = [worker for worker in fleet.workers if not worker.is_draining]
+    all_colocated = [worker for worker in active if worker.role is Role.COLOCATED]
     colocated = _with_pages(
-        (worker for worker in active if worker.role is Role.COLOCATED),
-        demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0),
+        all_colocated, demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0)
     )
     dedicated = [worker for worker in active if worker.role is Role.PREFILL]
     if demand.needs_colocated or not dedicated:
@@ -110,16 +113,11 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
     best = _least_loaded(ready, demand)
     if best is not None and best.outstanding_prefill_tokens < policy.theta_tokens:
         return best
-    if policy.is_overflow_allowed:
-        under_theta = [
-            worker
-            for worker in colocated
-            if worker.outstanding_prefill_tokens < policy.theta_tokens
-        ]
-        overflow = _least_loaded(under_theta, demand)
-        if overflow is not None:
-            return overflow
-    return best
+    if not policy.is_overflow_allowed or not all_colocated:
+        return best
+    return _least_loaded(
+        (w for w in colocated if w.outstanding_prefill_tokens < policy.theta_tokens), demand
+    )
 
 
 def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:

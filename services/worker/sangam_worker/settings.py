@@ -62,9 +62,9 @@ class WorkerSettings(ServiceSettings):
     """Token budget of an iteration while the role is ``colocated``: a prefill may stretch a
     decode's pass by about this many rows."""
 
-    transferred_decode_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75
+    transferred_decode_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.75
     """While a prefill waits, younger transferred decodes join only up to this share of tau, so
-    that decodes cannot hold the whole budget for ever."""
+    that decodes cannot hold the whole budget for ever (as they could at 1)."""
 
     block_length: Annotated[int, Field(ge=1)] = DEFAULT_BLOCK_LENGTH
     """Positions of a block, in tokens, published for routers; 32 is what LLaDA and Dream use."""

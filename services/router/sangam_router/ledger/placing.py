@@ -275,12 +275,9 @@ def load_bound(
 
     theta, where Algorithm 2 chose the worker for being under it; infinity where it did not look.
     """
-    has_dedicated = any(w.role is Role.PREFILL and not w.is_draining for w in fleet.workers)
-    if demand.needs_colocated or not has_dedicated:
-        return math.inf
-    if worker.outstanding_prefill_tokens < policy.theta_tokens:
-        return policy.theta_tokens
-    return math.inf
+    roles = {w.role for w in fleet.workers if not w.is_draining}
+    is_hybrid = {Role.PREFILL, Role.COLOCATED} <= roles and policy.is_overflow_allowed
+    return policy.theta_tokens if is_hybrid and not demand.needs_colocated else math.inf
 
 
 def _without(fleet: FleetLoad, epochs: Collection[str]) -> FleetLoad:
