@@ -122,7 +122,7 @@ def _worker_gauges(
     snapshot: FleetSnapshot, leases: Mapping[str, WorkerLease]
 ) -> list[GaugeMetricFamily]:
     def family(name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"sangam_worker_{name}", text, labels=["worker_id", "role"])
+        return GaugeMetricFamily(f"sangam_fleet_{name}", text, labels=["worker_id", "role"])
 
     outstanding = family("outstanding_prefill_tokens", "o_w of Algorithm 2")
     deficit = family("deficit_tokens", "Budget S carried on by Algorithm 1, at the last heartbeat")
