@@ -57,8 +57,6 @@ async def test_every_mode_gives_the_same_right_answers(tmp_path: Path) -> None:
 
     assert not differences(asked, colocated.answers, disaggregated.answers)
     assert not differences(asked, colocated.answers, hybrid.answers)
-    if MODEL == "small":
-        assert accuracy(asked, colocated.answers) >= LEAST_ACCURACY
 
     assert colocated.placed_on["prefill"] == colocated.num_transfers == 0
     assert disaggregated.placed_on["colocated"] == 0
@@ -66,3 +64,6 @@ async def test_every_mode_gives_the_same_right_answers(tmp_path: Path) -> None:
     assert hybrid.placed_on["prefill"] > 0
     assert hybrid.placed_on["colocated"] > 0
     assert 0 < hybrid.num_transfers <= hybrid.placed_on["prefill"]
+
+    if MODEL == "small":
+        assert accuracy(asked, colocated.answers) >= LEAST_ACCURACY
