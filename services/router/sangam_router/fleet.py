@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from sangam_core.errors import Unavailable
 from sangam_core.lease import WorkerLease
@@ -20,7 +21,24 @@ from sangam_core.placement import (
     WorkerLoad,
     can_ever_hold,
 )
-from sangam_router.ledger import FleetSnapshot, Ledger
+from sangam_router.ledger import FleetSnapshot
+
+
+class SnapshotSource(Protocol):
+    """What the fleet view needs of the ledger."""
+
+    @property
+    def answering_since_seconds(self) -> float | None:
+        """Since when Redis answers and has kept its data; None while it is away."""
+        ...
+
+    def observe(self, observer: Callable[[FleetSnapshot], None]) -> None:
+        """Have every snapshot shown to ``observer``."""
+        ...
+
+    async def snapshot(self) -> FleetSnapshot:
+        """Take a snapshot. Raises ``Unavailable``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +62,14 @@ class FleetView:
 
     Args:
         policy: Algorithm 2's parameters; they decide which workers may prefill.
-        worker_lease_seconds: how long the workers' leases live. After Redis has lost its data
-            they may be missing for so long without being lost.
+        worker_lease_seconds: how long the workers' leases live. After Redis was away, or has
+            lost its data, a lease may be missing for so long while the worker is well.
         clock: the ledger's clock.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: SnapshotSource,
         *,
         policy: PlacementPolicy,
         worker_lease_seconds: float,
@@ -192,8 +210,8 @@ class FleetView:
         lease = self.leases.get(worker_id)
         if lease is not None:
             return lease.epoch != epoch
-        emptied_at = self._ledger.emptied_at_seconds
-        return emptied_at is None or self._clock() - emptied_at > self._grace_seconds
+        since = self._ledger.answering_since_seconds
+        return since is not None and self._clock() - since > self._grace_seconds
 
     def _incompatible_note(self) -> str:
         others = self._snapshot.incompatible if self._snapshot else ()

@@ -1,4 +1,7 @@
-"""A real server for the ledger's tests: one for all of them, a namespace for each."""
+"""A real server for the ledger's tests: one for all of them, a namespace for each.
+
+Redis 6.2, the oldest that must work, where a package brought it; ``test_connect`` tries the others.
+"""
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
@@ -8,14 +11,15 @@ from tests.router.ledger.world import World
 
 from sangam_router.ledger.connect import connect
 from sangam_router.ledger.scripts import Client
-from sangam_router.local.redis_server import RedisServer, running_redis
+from sangam_router.local.redis_server import RedisServer, packaged_servers, running_redis
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    with running_redis() as server:
+    oldest = next((path for path in packaged_servers() if path.name == "redis-server"), None)
+    with running_redis(binary=oldest) as server:
         yield server
 
 

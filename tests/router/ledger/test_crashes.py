@@ -174,7 +174,7 @@ async def test_router_processes_killed_at_random_moments_leave_nothing(
     )
     survivor = world.router("survivor")
     chance = random.Random(7)
-    for _ in range(3):
+    for _ in range(2):
         victims = [
             await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -237,5 +237,5 @@ class LedgerMachine(RuleBasedStateMachine):
 def test_any_interleaving_keeps_the_ledger_true(redis_server: RedisServer) -> None:
     machine = type("Machine", (LedgerMachine,), {"server": redis_server})
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=30, stateful_step_count=30, deadline=None)
+        machine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None)
     )

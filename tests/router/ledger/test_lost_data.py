@@ -36,6 +36,7 @@ async def test_everything_held_is_put_back_after_redis_came_back_empty(world: Wo
     await b.join_line(ticket("young", 3.0))
     await b.join_decode_line(ticket("pending", 1.0), num_pages=6)
 
+    answering_since = a.answering_since_seconds
     await world.empty()
     await world.publish(lease("w"))
     await b.heartbeat()
@@ -46,7 +47,9 @@ async def test_everything_held_is_put_back_after_redis_came_back_empty(world: Wo
     assert snapshot.num_waiting == 2
     assert snapshot.fleet.pending_decode_pages == 6
     assert await reserve(b, "young", arrival_seconds=3.0) == Refused(RefusalReason.OLDER_WAITS)
-    assert a.emptied_at_seconds is not None
+    assert answering_since is not None
+    assert a.answering_since_seconds is not None
+    assert a.answering_since_seconds > answering_since
 
     await a.release(first)
     await b.release(second)
@@ -133,10 +136,10 @@ async def test_a_stale_replica_that_took_over_is_mended(world: World) -> None:
 
 
 @asynccontextmanager
-async def own_server() -> AsyncIterator[tuple[RedisServer, World]]:
+async def own_server(*, is_cluster: bool = False) -> AsyncIterator[tuple[RedisServer, World]]:
     """A server of the test's own, to be maltreated."""
-    with running_redis() as server:
-        redis = connect(server.url, timeout_seconds=0.3)
+    with running_redis(is_cluster_node=is_cluster) as server:
+        redis = connect(server.url, cluster=is_cluster, timeout_seconds=0.3)
         world = World(redis, "own")
         try:
             yield server, world
@@ -156,8 +159,9 @@ def is_up(router: Ledger) -> object:
     return look
 
 
-async def test_kill_minus_nine_and_an_empty_restart() -> None:
-    async with own_server() as (server, world):
+@pytest.mark.parametrize("is_cluster", [False, True], ids=["single", "cluster"])
+async def test_kill_minus_nine_and_an_empty_restart(is_cluster: bool) -> None:
+    async with own_server(is_cluster=is_cluster) as (server, world):
         await world.publish(lease("w"))
         a, b = world.router("a"), world.router("b")
         async with asyncio.TaskGroup() as group:

@@ -48,7 +48,7 @@ from sangam_router.ledger.session import Session
 from sangam_router.ledger.snapshots import SharedSnapshots, SnapshotReader
 from sangam_router.ledger.tasks import OwnedTasks
 from sangam_router.ledger.waiting import Waiter
-from sangam_router.ledger.wakeups import Wakeups
+from sangam_router.ledger.wakeups import Calls, Wakeups
 
 _HEARTBEATS_PER_LEASE = 3
 
@@ -104,13 +104,9 @@ class Ledger:
             protocol=protocol,
             on_draft=self._snapshots.note,
         )
-        self._wakeups = Wakeups(
-            redis,
-            self.keys.wake_channel,
-            self._lines,
-            owner=self._session.owner,
-            poll_seconds=poll_seconds,
-        )
+        calls = Calls(self._session.owner, self._lines.rooms, on_news=lambda: self._news.set())
+        self._wakeups = Wakeups(redis, self.keys.wake_channel, calls, poll_seconds=poll_seconds)
+        self._news = asyncio.Event()
         self._observers: list[Callable[[FleetSnapshot], None]] = []
 
     @property
@@ -121,12 +117,12 @@ class Ledger:
     @property
     def is_reachable(self) -> bool:
         """Whether Redis answered the last call."""
-        return self._session.is_reachable
+        return self._session.answering_since_seconds is not None
 
     @property
-    def emptied_at_seconds(self) -> float | None:
-        """When (on the clock) Redis was found to have lost its data; None if it never was."""
-        return self._session.emptied_at_seconds
+    def answering_since_seconds(self) -> float | None:
+        """Since when (on the clock) Redis answers and has kept its data; None while it is away."""
+        return self._session.answering_since_seconds
 
     @property
     def reservations(self) -> tuple[Reservation, ...]:
@@ -281,6 +277,7 @@ class Ledger:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wakeups.run(), name="ledger wake-ups")
             group.create_task(self._heartbeats(), name="ledger heartbeats")
+            group.create_task(self._follow_news(), name="ledger news")
 
     async def aclose(self) -> None:
         """Wait for calls that outlived their callers, and release what is left to release.
@@ -306,6 +303,15 @@ class Ledger:
         for observer in self._observers:
             observer(snapshot)
         return snapshot
+
+    async def _follow_news(self) -> None:
+        """When the fleet has changed: put back what a returned worker holds, and look at it."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            with contextlib.suppress(Unavailable):
+                await self.heartbeat()
+                await self.snapshot()
 
     async def _flush(self) -> None:
         await self._reservations.flush()

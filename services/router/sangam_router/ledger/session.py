@@ -32,9 +32,9 @@ class Session:
     Attributes:
         owner: names this process in Redis: the router id and a random part, since a restarted
             router must not inherit what its predecessor held.
-        is_reachable: whether the last call got through.
-        emptied_at_seconds: when it was found that Redis had lost its data (on the clock), or
-            None; workers' leases may be missing for one heartbeat after it.
+        answering_since_seconds: since when (on the clock) Redis has answered every call and kept
+            its data; None while it does not answer. Soon after it workers' leases may be missing
+            without anything being wrong with the workers.
     """
 
     def __init__(
@@ -49,8 +49,7 @@ class Session:
     ) -> None:
         self.owner = f"{check_id(router_id, 'router_id')}.{secrets.token_hex(4)}"
         self.service = check_id(service, "service")
-        self.is_reachable = False
-        self.emptied_at_seconds: float | None = None
+        self.answering_since_seconds: float | None = None
         self._runner = runner
         self._lease_ms = round(lease_seconds * 1000)
         self._clock = clock
@@ -93,9 +92,10 @@ class Session:
         try:
             reply = await self._runner.run(script, arguments)
         except Unreachable:
-            self.is_reachable = False
+            self.answering_since_seconds = None
             raise
-        self.is_reachable = True
+        if self.answering_since_seconds is None:
+            self.answering_since_seconds = self._clock()
         return reply
 
     async def call_fenced_once(self, script: Script, *arguments: str | int) -> Any:
@@ -129,7 +129,7 @@ class Session:
             Script.REGISTER, self.owner, fence, self._lease_ms, self.service
         )
         if self._generation not in (None, generation):
-            self.emptied_at_seconds = self._clock()
+            self.answering_since_seconds = self._clock()
         self._generation = generation
         if not had_lease:
             await self._on_lease_lost()

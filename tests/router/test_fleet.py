@@ -1,0 +1,271 @@
+"""The fleet view: readiness, limits, and who was lost, from snapshots made by hand."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.router.ledger.world import lease, until
+
+from sangam_core.errors import Unavailable
+from sangam_core.lease import WorkerLease
+from sangam_core.placement import FleetLoad, PlacementPolicy, Role, WorkerLoad
+from sangam_router.fleet import FleetLimits, FleetView
+from sangam_router.ledger import FleetSnapshot
+
+LEASE_SECONDS = 5.0
+
+
+class Source:
+    """Snapshots of the leases that a test has put in, at a time that it sets."""
+
+    def __init__(self) -> None:
+        self.now_seconds = 1000.0
+        self.answering_since_seconds: float | None = 0.0
+        self.leases: list[WorkerLease] = []
+        self.incompatible: tuple[WorkerLease, ...] = ()
+        self.num_snapshots = 0
+        self._observers: list[Callable[[FleetSnapshot], None]] = []
+
+    def observe(self, observer: Callable[[FleetSnapshot], None]) -> None:
+        self._observers.append(observer)
+
+    async def snapshot(self) -> FleetSnapshot:
+        self.num_snapshots += 1
+        if self.answering_since_seconds is None:
+            raise Unavailable("Redis is away")
+        taken = self.take()
+        for observer in self._observers:
+            observer(taken)
+        return taken
+
+    def take(self) -> FleetSnapshot:
+        workers = tuple(
+            WorkerLoad(each.worker_id, each.epoch, each.role, 0, 0, each.total_pages)
+            if not each.is_draining
+            else WorkerLoad(each.worker_id, each.epoch, each.role, 0, 0, each.total_pages, True)
+            for each in self.leases
+        )
+        by_id = {each.worker_id: each for each in self.leases}
+        return FleetSnapshot(FleetLoad(workers), by_id, self.incompatible, 0, 0, self.now_seconds)
+
+
+async def seen(*leases: WorkerLease, **policy: Any) -> tuple[Source, FleetView]:
+    """A view that has seen these workers."""
+    source = Source()
+    view = FleetView(
+        source,
+        policy=PlacementPolicy(**policy),
+        worker_lease_seconds=LEASE_SECONDS,
+        clock=lambda: source.now_seconds,
+    )
+    source.leases = list(leases)
+    await source.snapshot()
+    return source, view
+
+
+def prefill(worker_id: str = "p", **changes: Any) -> WorkerLease:
+    return lease(worker_id, role=Role.PREFILL, **changes)
+
+
+def decode(worker_id: str = "d", **changes: Any) -> WorkerLease:
+    return lease(worker_id, role=Role.DECODE, **changes)
+
+
+# -- readiness ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("leases", "problem"),
+    [
+        ([], "no worker is ready"),
+        ([prefill()], "no decode-capable worker is ready"),
+        ([decode()], "no worker that takes prefills is ready"),
+        ([lease(is_draining=True)], "no worker is ready"),
+        ([prefill(), decode(is_draining=True)], "no decode-capable worker is ready"),
+        ([prefill(), decode()], None),
+        ([prefill(), lease("c")], None),
+        ([lease("c")], None),
+        ([lease("c"), decode()], None),
+    ],
+)
+async def test_ready_means_that_a_block_can_be_prefilled_and_decoded(
+    leases: list[WorkerLease], problem: str | None
+) -> None:
+    _, view = await seen(*leases)
+    assert view.problem() == problem
+    assert view.is_ready == (problem is None)
+    assert (view.limits() is None) == (problem is not None)
+
+
+def test_before_the_first_snapshot_nothing_is_ready() -> None:
+    view = FleetView(Source(), policy=PlacementPolicy(), worker_lease_seconds=LEASE_SECONDS)
+    assert not view.is_ready
+    assert view.limits() is None
+    assert "has not been seen" in (view.problem() or "")
+
+
+async def test_workers_of_another_model_are_named_when_there_are_no_others() -> None:
+    source, view = await seen()
+    source.incompatible = (lease("x", model="big"), lease("y", protocol=9))
+    await source.snapshot()
+    assert "2 with another model or protocol version" in (view.problem() or "")
+    assert "big (protocol 1)" in (view.problem() or "")
+
+
+async def test_waiting_until_ready_ends_when_a_worker_comes() -> None:
+    source, view = await seen()
+    waiting = asyncio.create_task(view.wait_until_ready(10.0))
+    await asyncio.sleep(0)
+    source.leases = [lease("w")]
+    await source.snapshot()
+    await asyncio.wait_for(waiting, 1.0)
+
+
+async def test_waiting_until_ready_says_what_is_missing_when_the_time_is_over() -> None:
+    _, view = await seen(prefill())
+    with pytest.raises(Unavailable, match="no decode-capable worker is ready") as raised:
+        await view.wait_until_ready(0.01)
+    assert raised.value.retry_after_seconds >= 1.0
+
+
+async def test_a_cache_none_request_needs_a_colocated_worker() -> None:
+    assert not (await seen(prefill(), decode()))[1].has_colocated
+    assert not (await seen(lease("c", is_draining=True)))[1].has_colocated
+    assert (await seen(prefill(), lease("c")))[1].has_colocated
+
+
+# -- limits -------------------------------------------------------------------------------
+
+
+async def test_limits_are_what_every_worker_and_some_pair_of_pools_can_take() -> None:
+    _, view = await seen(
+        prefill("p1", total_pages=50, max_sequence_tokens=4096),
+        prefill("p2", total_pages=80, max_sequence_tokens=2048),
+        decode("d1", total_pages=60, max_sequence_tokens=8192),
+    )
+    assert view.limits() == FleetLimits(2048, 60, frozenset({32}))
+    assert view.can_ever_hold(60)
+    assert not view.can_ever_hold(61)
+
+
+async def test_static_disaggregation_counts_the_prefill_workers_pools_only() -> None:
+    leases = (prefill(total_pages=10), lease("c", total_pages=100))
+    _, hybrid = await seen(*leases)
+    _, static = await seen(*leases, is_overflow_allowed=False)
+    hybrid_limits, static_limits = hybrid.limits(), static.limits()
+    assert hybrid_limits is not None
+    assert static_limits is not None
+    assert (hybrid_limits.max_block_pages, static_limits.max_block_pages) == (100, 10)
+
+
+# -- losses -------------------------------------------------------------------------------
+
+
+async def test_a_lease_that_is_gone_loses_the_worker() -> None:
+    source, view = await seen(lease("w"), lease("v"))
+    lost, kept = view.lost("w", "w-1"), view.lost("v", "v-1")
+    source.leases = [lease("v")]
+    await source.snapshot()
+    assert lost.is_set()
+    assert not kept.is_set()
+
+
+async def test_another_epoch_loses_the_worker_at_once() -> None:
+    source, view = await seen(lease("w"))
+    source.answering_since_seconds = source.now_seconds
+    lost = view.lost("w", "w-1")
+    source.leases = [lease("w", epoch="w-2")]
+    await source.snapshot()
+    assert lost.is_set()
+    assert not view.lost("w", "w-2").is_set()
+
+
+async def test_a_worker_lost_before_anyone_asked_is_lost_with_the_next_snapshot() -> None:
+    source, view = await seen(lease("w", epoch="w-2"))
+    lost = view.lost("w", "w-1")
+    await source.snapshot()
+    assert lost.is_set()
+
+
+async def test_everyone_who_follows_a_worker_is_told() -> None:
+    source, view = await seen(lease("w"))
+    first, second = view.lost("w", "w-1"), view.lost("w", "w-1")
+    source.leases = []
+    await source.snapshot()
+    assert first.is_set()
+    assert second.is_set()
+
+
+async def test_after_redis_was_emptied_a_missing_lease_is_no_loss_for_one_lease() -> None:
+    source, view = await seen(lease("w"))
+    lost = view.lost("w", "w-1")
+    source.leases = []
+    source.answering_since_seconds = source.now_seconds
+    await source.snapshot()
+    source.now_seconds += LEASE_SECONDS
+    await source.snapshot()
+    assert not lost.is_set()
+    source.now_seconds += 0.1
+    await source.snapshot()
+    assert lost.is_set()
+
+
+async def test_a_worker_that_comes_back_within_the_grace_was_never_lost() -> None:
+    source, view = await seen(lease("w"))
+    lost = view.lost("w", "w-1")
+    source.leases = []
+    source.answering_since_seconds = source.now_seconds
+    await source.snapshot()
+    source.leases = [lease("w")]
+    source.now_seconds += 2 * LEASE_SECONDS
+    await source.snapshot()
+    assert not lost.is_set()
+
+
+async def test_draining_is_no_loss() -> None:
+    source, view = await seen(lease("w"))
+    lost = view.lost("w", "w-1")
+    source.leases = [lease("w", is_draining=True)]
+    await source.snapshot()
+    assert not lost.is_set()
+
+
+async def test_a_snapshot_that_was_overtaken_is_dropped() -> None:
+    source, view = await seen(lease("w"))
+    late = source.take()
+    source.now_seconds += 1.0
+    source.leases = [lease("w", epoch="w-2")]
+    await source.snapshot()
+    view.see(late)
+    assert view.leases["w"].epoch == "w-2"
+
+
+async def test_a_change_of_the_members_is_told_and_a_change_of_loads_is_not() -> None:
+    source, view = await seen(lease("w"))
+    waiting = asyncio.create_task(view.wait_for_change(10.0))
+    await asyncio.sleep(0)
+    await source.snapshot()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    source.leases = [lease("w", is_draining=True)]
+    await source.snapshot()
+    await asyncio.wait_for(waiting, 1.0)
+    await view.wait_for_change(0.01)
+
+
+async def test_it_looks_by_itself_and_bears_redis_being_away() -> None:
+    source, view = await seen()
+    looking = asyncio.create_task(view.run(0.001))
+    source.answering_since_seconds = None
+    before = source.num_snapshots
+
+    async def has_tried_again() -> bool:
+        return source.num_snapshots >= before + 2
+
+    await until(has_tried_again, "a second look")
+    source.answering_since_seconds = 0.0
+    source.leases = [lease("w")]
+    await view.wait_until_ready(10.0)
+    looking.cancel()
+    await asyncio.wait([looking])
