@@ -177,6 +177,7 @@ async def _measure(load: Load, num_rounds: int, redis_url: str, urls: list[str])
                     Placer(ledger, fleet, policy, patience_seconds=30.0),
                     fleet,
                     max_waiting=10_000,
+                    stall_seconds=30.0,
                 ),
                 workers=client,
                 mask_id=MASK_ID,

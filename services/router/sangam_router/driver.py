@@ -35,7 +35,7 @@ class DriverLimits:
     max_lost: int = 16
     backoff_seconds: float = 0.05
     max_backoff_seconds: float = 2.0
-    release_seconds: float = 2.0
+    settle_seconds: float = 2.0
 
 
 class Driver:
@@ -202,7 +202,7 @@ class Driver:
         if event.completion == "nothing":
             return
         try:
-            async with asyncio.timeout(self._limits.release_seconds):
+            async with asyncio.timeout(self._limits.settle_seconds):
                 while not isinstance(last := await stream.next_event(), Completed):
                     pass
             run.completed(last)
@@ -222,7 +222,7 @@ class Driver:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch_sender(run, sender, stream))
                 event = await self._decode_elsewhere(run, sender)
-                await asyncio.wait({watch}, timeout=self._limits.release_seconds)
+                await asyncio.wait({watch}, timeout=self._limits.settle_seconds)
                 watch.cancel()
         except* SangamError as errors:
             _raise_if_cancelled()

@@ -22,15 +22,23 @@ class LedgerPlaces:
 
     Args:
         max_waiting: requests that may wait in line, over all routers.
+        stall_seconds: patience of requests that have begun; new ones have the placer's.
     """
 
     def __init__(
-        self, ledger: Ledger, placer: Placer, fleet: FleetView, *, max_waiting: int
+        self,
+        ledger: Ledger,
+        placer: Placer,
+        fleet: FleetView,
+        *,
+        max_waiting: int,
+        stall_seconds: float,
     ) -> None:
         self._ledger = ledger
         self._placer = placer
         self._fleet = fleet
         self._max_waiting = max_waiting
+        self._stall_seconds = stall_seconds
 
     async def prefill(
         self, request: Request, demand: Demand, avoid: Collection[str], *, is_new: bool
@@ -48,13 +56,18 @@ class LedgerPlaces:
             demand,
             avoid=avoid,
             line_limit=self._max_waiting if is_new else None,
+            patience_seconds=None if is_new else self._stall_seconds,
         )
         return _place(placement)
 
     async def decode(self, request: Request, demand: Demand, avoid: Collection[str]) -> Place:
         """See ``Places.decode``."""
         placement = await self._placer.decode(
-            _ticket(request), _key(request, request.attempt), demand, avoid=avoid
+            _ticket(request),
+            _key(request, request.attempt),
+            demand,
+            avoid=avoid,
+            patience_seconds=self._stall_seconds,
         )
         return _place(placement)
 

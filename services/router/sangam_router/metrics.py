@@ -4,7 +4,7 @@ Decides names, units and buckets. The driver and the HTTP edge observe; gauges o
 the line are ``fleet_report``'s.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
 _SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -16,6 +16,7 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
 
         def seconds(name: str, text: str, buckets: tuple[float, ...] = _SHORT_BUCKETS) -> Histogram:
             return Histogram(f"sangam_{name}_seconds", text, registry=registry, buckets=buckets)

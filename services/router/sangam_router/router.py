@@ -114,7 +114,13 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
         silence_seconds=settings.silence_seconds,
     )
     driver = Driver(
-        places=LedgerPlaces(ledger, placer, fleet, max_waiting=settings.max_waiting),
+        places=LedgerPlaces(
+            ledger,
+            placer,
+            fleet,
+            max_waiting=settings.max_waiting,
+            stall_seconds=settings.stall_seconds,
+        ),
         workers=client,
         mask_id=model.info.mask_id,
         decode=model.tokenizer.decode,
@@ -156,7 +162,7 @@ def _driver_limits(settings: RouterSettings) -> DriverLimits:
         max_lost=settings.max_lost,
         backoff_seconds=settings.backoff_seconds,
         max_backoff_seconds=settings.max_backoff_seconds,
-        release_seconds=settings.release_seconds,
+        settle_seconds=settings.settle_seconds,
     )
 
 

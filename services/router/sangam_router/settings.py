@@ -30,9 +30,9 @@ class RouterSettings(ServiceSettings):
     # -- what is served -------------------------------------------------------------------
     model: str = "small"
     """Model whose tokenizer and config are read: ``small`` (comes with Sangam), a folder, or a
-    hub id. Must be the workers' model."""
+    hub id. Only workers with the same ``SANGAM_MODEL`` get this router's work."""
     served_model_name: Annotated[str, Field(min_length=1)] = "sangam-small"
-    """Name clients ask for, and the name in the workers' leases that this router gives work to."""
+    """Name that clients ask for. Workers are told apart by ``model``, not by this."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 256
     """Answer length in tokens when a request names none; shortened to what fits."""
     fixed_mask_buffer_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -97,10 +97,11 @@ class RouterSettings(ServiceSettings):
     no_worker_seconds: Seconds = 20.0
     """How long a request waits while no worker could ever take it (503 then): longer than a
     worker's restart takes to show, shorter than a client's patience."""
+    stall_seconds: Seconds = 60.0
+    """The same for an answer that has begun, Redis's being away included: it has cost something,
+    and its client has seen that it goes on."""
     request_seconds: Seconds = 600.0
     """Deadline of a request from arrival to its last token (504, or an error event)."""
-    retry_after_seconds: Seconds = 2.0
-    """What 429 and 503 answers tell clients in ``Retry-After``."""
 
     # -- failure --------------------------------------------------------------------------
     max_lost: Annotated[int, Field(ge=0)] = 16
@@ -117,9 +118,9 @@ class RouterSettings(ServiceSettings):
     """A client that takes no byte for this long is given up: it must not hold memory for ever."""
     silence_seconds: Seconds = 15.0
     """A worker's stream without a line (pings count) for this long is taken for broken."""
-    release_seconds: Seconds = 2.0
-    """Time to hand reservations back when a request ends or is cancelled; what is left then
-    falls to the lease reaper."""
+    settle_seconds: Seconds = 2.0
+    """How long the last line of a finished block, and the end of its transfer, are waited for:
+    every token is there, so the answer must not hang on them."""
     redis_grace_seconds: Annotated[float, Field(ge=0)] = 300.0
     """How long the router calls itself ready without Redis (requests wait, then get 503), so that
     a Redis restart takes no router out of its load balancer."""

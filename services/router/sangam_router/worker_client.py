@@ -5,6 +5,7 @@ do then (``driver``). ``WorkerClient`` is a seam: tests and the simulator have o
 """
 
 import asyncio
+import json
 from collections import deque
 from types import TracebackType
 from typing import Protocol, Self
@@ -122,7 +123,7 @@ class HttpWorkerClient:
             except ValidationError:
                 raise BlockLost(f"worker at {url} refused in a way we do not know") from None
         if response.status == 400:
-            raise InvalidRequest(f"the worker refuses the request: {text[:500]}")
+            raise _invalid_request(text)
         raise BlockLost(f"worker at {url} answered {response.status}: {text[:200]}")
 
 
@@ -188,3 +189,12 @@ class HttpBlockStream:
             self._response.release()
         else:
             self._response.close()
+
+
+def _invalid_request(text: str) -> InvalidRequest:
+    """A worker's 400 in its own words."""
+    try:
+        body = json.loads(text)
+        return InvalidRequest(str(body["message"]), param=body.get("param"), code=body.get("code"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return InvalidRequest(f"the worker refuses the request: {text[:500]}")

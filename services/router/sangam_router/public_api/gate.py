@@ -72,7 +72,8 @@ class Gate:
                     await http_error(error).response()(scope, receive, send_with_id)
             finally:
                 self._metrics.http_responses.labels(_label(scope["path"]), status or 499).inc()
-                _log.info(
+                log = _log.debug if scope["path"] == "/healthz" else _log.info
+                log(
                     "request",
                     method=scope["method"],
                     path=scope["path"],
