@@ -1,6 +1,7 @@
-"""A dense transformer in float64, written from the published formulas: no cache, no packing.
+"""A dense transformer in float64, written from the published formulas: no packing, no pages.
 
-Independent of the engine: what both agree on is taken for the model.
+Independent of the engine: what both agree on is taken for the model. Its cache is a plain list of
+K and V for every position, which a pass overwrites at the rows it feeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,18 +10,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_DREAM = {
+    "embedding": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "head": "lm_head.weight",
+    "attn_norm": "model.layers.{}.input_layernorm.weight",
+    "ff_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "q": "model.layers.{}.self_attn.q_proj",
+    "k": "model.layers.{}.self_attn.k_proj",
+    "v": "model.layers.{}.self_attn.v_proj",
+    "out": "model.layers.{}.self_attn.o_proj.weight",
+    "gate": "model.layers.{}.mlp.gate_proj.weight",
+    "up": "model.layers.{}.mlp.up_proj.weight",
+    "down": "model.layers.{}.mlp.down_proj.weight",
+}
+_LLADA = {
+    "embedding": "model.transformer.wte.weight",
+    "final_norm": "model.transformer.ln_f.weight",
+    "head": "model.transformer.ff_out.weight",
+    "attn_norm": "model.transformer.blocks.{}.attn_norm.weight",
+    "ff_norm": "model.transformer.blocks.{}.ff_norm.weight",
+    "q": "model.transformer.blocks.{}.q_proj",
+    "k": "model.transformer.blocks.{}.k_proj",
+    "v": "model.transformer.blocks.{}.v_proj",
+    "out": "model.transformer.blocks.{}.attn_out.weight",
+    "gate": "model.transformer.blocks.{}.ff_proj.weight",
+    "up": "model.transformer.blocks.{}.up_proj.weight",
+    "down": "model.transformer.blocks.{}.ff_out.weight",
+}
+
 
 def dense_logits(
     config: Mapping[str, Any], state: Mapping[str, Tensor], ids: Sequence[int]
 ) -> Tensor:
     """Raw logits ``[len(ids), vocab]`` of a whole sequence."""
-    return _Dense(config, state).logits(list(ids))
+    return Dense(config, state).logits(ids, range(len(ids)))
 
 
-class _Dense:
+class Dense:
+    """A model with the K and V that its passes have left."""
+
     def __init__(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
         self.weights = {name: tensor.double() for name, tensor in state.items()}
         self.is_dream = config["model_type"] == "Dream"
+        self.names = _DREAM if self.is_dream else _LLADA
         if self.is_dream:
             self.num_layers = config["num_hidden_layers"]
             self.num_heads = config["num_attention_heads"]
@@ -32,81 +65,60 @@ class _Dense:
             width = config["d_model"]
         self.head_dim = config.get("head_dim") or width // self.num_heads
         self.theta, self.eps = config["rope_theta"], config["rms_norm_eps"]
+        self.cache: list[tuple[Tensor, Tensor]] = []
 
-    def logits(self, ids: list[int]) -> Tensor:
-        x = self.weights[self.name("embedding")][ids]
+    def logits(self, ids: Sequence[int], rows: range) -> Tensor:
+        """Feed ``rows`` of a sequence; a whole sequence starts the cache afresh."""
+        if len(rows) == len(ids):
+            shape = (len(ids), self.num_kv_heads, self.head_dim)
+            self.cache = [
+                (torch.zeros(shape).double(), torch.zeros(shape).double())
+                for _ in range(self.num_layers)
+            ]
+        x = self.weight("embedding")[list(ids)[rows.start : rows.stop]]
         for layer in range(self.num_layers):
-            x = x + self.attention(self.norm(x, self.name("attn_norm", layer)), layer)
-            normed = self.norm(x, self.name("ff_norm", layer))
-            gate = normed @ self.weights[self.name("gate", layer)].T
-            up = normed @ self.weights[self.name("up", layer)].T
-            x = x + (gate / (1 + (-gate).exp()) * up) @ self.weights[self.name("down", layer)].T
-        head = self.weights.get(self.name("head"), self.weights[self.name("embedding")])
-        return self.norm(x, self.name("final_norm")) @ head.T
+            x = x + self.attention(self.norm(x, "attn_norm", layer), layer, rows)
+            normed = self.norm(x, "ff_norm", layer)
+            gate = normed @ self.weight("gate", layer).T
+            up = normed @ self.weight("up", layer).T
+            x = x + (gate / (1 + (-gate).exp()) * up) @ self.weight("down", layer).T
+        head = self.weights.get(self.names["head"], self.weight("embedding"))
+        return self.norm(x, "final_norm") @ head.T
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * self.weights[name]
+    def norm(self, x: Tensor, name: str, layer: int = 0) -> Tensor:
+        scale = (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+        return x / scale * self.weight(name, layer)
 
-    def attention(self, x: Tensor, layer: int) -> Tensor:
-        rows = len(x)
+    def attention(self, x: Tensor, layer: int, rows: range) -> Tensor:
         q, k, v = (self.project(x, part, layer) for part in "qkv")
-        q, k = self.rotated(q), self.rotated(k)
+        keys, values = self.cache[layer]
+        keys[rows.start : rows.stop] = self.rotated(k, rows)
+        values[rows.start : rows.stop] = v
         group = self.num_heads // self.num_kv_heads
-        out = torch.zeros(rows, self.num_heads, self.head_dim, dtype=torch.float64)
-        for head in range(self.num_heads):
-            scores = q[:, head] @ k[:, head // group].T / self.head_dim**0.5
-            out[:, head] = torch.softmax(scores, -1) @ v[:, head // group]
-        return out.reshape(rows, -1) @ self.weights[self.name("out", layer)].T
+        q, keys, values = (
+            self.rotated(q, rows),
+            keys.repeat_interleave(group, 1),
+            values.repeat_interleave(group, 1),
+        )
+        scores = torch.einsum("thd,shd->hts", q, keys) / self.head_dim**0.5
+        mixed = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+        return mixed.reshape(len(x), -1) @ self.weight("out", layer).T
 
     def project(self, x: Tensor, part: str, layer: int) -> Tensor:
-        name = self.name(part, layer)
+        name = self.names[part].format(layer)
         y = x @ self.weights[name + ".weight"].T
-        y = y + self.weights.get(name + ".bias", torch.zeros((), dtype=torch.float64))
+        y = y + self.weights.get(name + ".bias", torch.zeros(()).double())
         return y.reshape(len(x), -1, self.head_dim)
 
-    def rotated(self, x: Tensor) -> Tensor:
+    def rotated(self, x: Tensor, rows: range) -> Tensor:
+        """Pair i is (i, i + head_dim / 2), turned by position * theta^(-2i / head_dim)."""
         half = self.head_dim // 2
-        out = torch.empty_like(x)
-        for position in range(len(x)):
-            for pair in range(half):
-                angle = torch.tensor(position * self.theta ** (-pair / half), dtype=torch.float64)
-                first, second = x[position, :, pair], x[position, :, pair + half]
-                out[position, :, pair] = first * angle.cos() - second * angle.sin()
-                out[position, :, pair + half] = second * angle.cos() + first * angle.sin()
-        return out
+        positions = torch.tensor(list(rows)).double()
+        pairs = torch.arange(half).double()
+        angles = positions[:, None, None] * self.theta ** (-pairs / half)
+        first, second = x[..., :half], x[..., half:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
-    def name(self, part: str, layer: int = 0) -> str:
-        if self.is_dream:
-            names = {
-                "embedding": "model.embed_tokens.weight",
-                "final_norm": "model.norm.weight",
-                "head": "lm_head.weight",
-                "attn_norm": "input_layernorm.weight",
-                "ff_norm": "post_attention_layernorm.weight",
-                "q": "self_attn.q_proj",
-                "k": "self_attn.k_proj",
-                "v": "self_attn.v_proj",
-                "out": "self_attn.o_proj.weight",
-                "gate": "mlp.gate_proj.weight",
-                "up": "mlp.up_proj.weight",
-                "down": "mlp.down_proj.weight",
-            }
-            prefix = f"model.layers.{layer}."
-        else:
-            names = {
-                "embedding": "model.transformer.wte.weight",
-                "final_norm": "model.transformer.ln_f.weight",
-                "head": "model.transformer.ff_out.weight",
-                "attn_norm": "attn_norm.weight",
-                "ff_norm": "ff_norm.weight",
-                "q": "q_proj",
-                "k": "k_proj",
-                "v": "v_proj",
-                "out": "attn_out.weight",
-                "gate": "ff_proj.weight",
-                "up": "up_proj.weight",
-                "down": "ff_out.weight",
-            }
-            prefix = f"model.transformer.blocks.{layer}."
-        is_outer = part in ("embedding", "final_norm", "head")
-        return names[part] if is_outer else prefix + names[part]
+    def weight(self, name: str, layer: int = 0) -> Tensor:
+        return self.weights[self.names[name].format(layer)]
