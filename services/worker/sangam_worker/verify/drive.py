@@ -145,7 +145,8 @@ class _Drive:
 
     def _hand_over(self) -> int:
         """Move prefilled blocks while the decode site has pages; how many were moved."""
-        for num_moved in range(len(self._holding)):
+        num_moved = 0
+        while self._holding:
             running = self._running[self._holding[0]]
             sent = self._states[running.case.id]
             resume = Resume(step=sent.step, initial_masks=sent.initial_masks, carry=sent.carry)
@@ -154,13 +155,14 @@ class _Drive:
             )
             state = self._state(start, self._decode)
             if not self._decode.scheduler.reserve(state):
-                return num_moved
+                break
             self._copy_kv(running.key)
             self._decode.scheduler.arrived(running.key)
             self._prefill.scheduler.remove(running.key)
             self._states[running.case.id] = state
             self._holding.popleft()
-        return 0
+            num_moved += 1
+        return num_moved
 
     def _copy_kv(self, key: BlockKey) -> None:
         sent = self._prefill.scheduler.pages_of(key)
