@@ -27,7 +27,7 @@ MODELS: dict[str, Any] = {
     "llada": LLADA,
     "dream": DREAM,
     "llada-wide": llada_config(
-        d_model=192, n_heads=3, n_kv_heads=3, mlp_hidden_size=512, n_layers=2
+        d_model=192, n_heads=3, n_kv_heads=3, mlp_hidden_size=768, n_layers=2
     ),
     "dream-odd": dream_config(
         hidden_size=72, num_attention_heads=6, num_key_value_heads=2, intermediate_size=100

@@ -19,6 +19,9 @@ class TorchAttention:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._layout: AttentionLayout | None = None
+        half_page = PAGE_TOKENS * pool.page_shape[2] * pool.page_shape[3]
+        self._rows_of = [layer.view(-1, *pool.page_shape[2:]) for layer in pool.layers]
+        self._halves_of = [layer.view(-1, half_page) for layer in pool.layers]
 
     def plan(self, layout: AttentionLayout) -> None:
         """Take the index arrays of the next iteration."""
@@ -44,11 +47,11 @@ class TorchAttention:
         """Keep the K/V of the rows that the layout says."""
         if not self._num_written:
             return
-        flat = self._pool.layers[layer].view(-1, *k_new.shape[1:])
-        if self._writes_all:
-            k_new, v_new = k_new[: self._num_written], v_new[: self._num_written]
-        else:
+        flat = self._rows_of[layer]
+        if not self._writes_all:
             k_new, v_new = k_new[self._write_rows], v_new[self._write_rows]
+        elif len(k_new) > self._num_written:
+            k_new, v_new = k_new[: self._num_written], v_new[: self._num_written]
         flat.index_copy_(0, self._key_slots, k_new)
         flat.index_copy_(0, self._value_slots, v_new)
 
@@ -58,46 +61,45 @@ class TorchAttention:
         """Keep the new K/V on their pages, then attend, sequence by sequence."""
         assert self._layout is not None, "plan first"
         self.write(k_new, v_new, layer)
-        keys, values = self._cached(layer)
+        group = q.shape[1] // k_new.shape[1]
+        queries = _by_head(q, group)
+        fresh = _by_kv_head(k_new, group), _by_kv_head(v_new, group)
+        keys, values = self._cached(layer, group)
         bounds = self._head_bounds if head_rows_only else self._row_bounds
-        num_rows, num_heads, head_dim = q.shape
-        out = q.new_empty(num_rows, num_heads, head_dim)
-        out[bounds[-1] :] = 0
+        parts = []
         for index, is_ragged in enumerate(self._is_ragged):
             start, stop = bounds[index], bounds[index + 1]
             if start == stop:
                 continue
             if is_ragged:
-                rows = slice(self._row_bounds[index], self._row_bounds[index + 1])
-                k, v = k_new[rows], v_new[rows]
+                seen = slice(self._row_bounds[index], self._row_bounds[index + 1])
+                k, v = fresh[0][:, :, seen], fresh[1][:, :, seen]
             else:
                 first = self._page_bounds[index] * PAGE_TOKENS
                 seen = slice(first, first + self._kv_lengths[index])
-                k, v = keys[seen], values[seen]
-            out[start:stop] = attend(q[start:stop], k, v)
-        return out.view(num_rows, num_heads * head_dim)
+                k, v = keys[:, :, seen], values[:, :, seen]
+            mixed = F.scaled_dot_product_attention(queries[:, :, start:stop], k, v)
+            parts.append(mixed.permute(2, 1, 0, 3).reshape(stop - start, -1))
+        if bounds[-1] < len(q):
+            parts.append(q.new_zeros(len(q) - bounds[-1], q.shape[1] * q.shape[2]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _cached(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K and V of every page in the plan, ``[pages * 16, kv_heads, head_dim]`` each."""
-        pool = self._pool.layers[layer]
-        num_pages, _, _, num_kv_heads, head_dim = pool.shape
-        halves = pool.view(2 * num_pages, PAGE_TOKENS * num_kv_heads * head_dim)
-        gathered = halves.index_select(0, self._halves)
-        keys, values = gathered.view(2, -1, num_kv_heads, head_dim).unbind(0)
-        return keys, values
+    def _cached(self, layer: int, group: int) -> tuple[Tensor, Tensor]:
+        """K and V of every page in the plan, ``[group, kv_heads, pages * 16, head_dim]`` each."""
+        gathered = self._halves_of[layer].index_select(0, self._halves)
+        keys, values = gathered.view(2, -1, *self._pool.page_shape[2:]).unbind(0)
+        return _by_kv_head(keys, group), _by_kv_head(values, group)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One sequence: q ``[T, heads, d]``, k and v ``[S, kv_heads, d]``, giving ``[T, heads, d]``.
+def _by_head(q: Tensor, group: int) -> Tensor:
+    """``[rows, heads, d]`` as ``[group, kv_heads, rows, d]``, without a copy.
 
-    There is no mask, so that with grouped queries the heads of a group are simply more rows.
+    Query heads that share a K/V head are a batch of their own: there is no mask to tell them apart.
     """
     num_rows, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[1]
-    group = num_heads // num_kv_heads
-    grouped = q.view(num_rows, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    queries = grouped.reshape(1, num_kv_heads, group * num_rows, head_dim)
-    keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    mixed = F.scaled_dot_product_attention(queries, keys, values)
-    parts = mixed.view(num_kv_heads, group, num_rows, head_dim)
-    return parts.permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)
+    return q.view(num_rows, num_heads // group, group, head_dim).permute(2, 1, 0, 3)
+
+
+def _by_kv_head(side: Tensor, group: int) -> Tensor:
+    """``[positions, kv_heads, d]`` as ``[group, kv_heads, positions, d]``, without a copy."""
+    return side.transpose(0, 1).expand(group, -1, -1, -1)

@@ -21,7 +21,7 @@ class RotaryTable:
         self._fill(_FIRST_ROWS)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions ``[rows]``, each ``[rows, 1, head_dim / 2]``."""
+        """cos ``[rows, 1, head_dim]`` and sin ``[rows, 1, head_dim / 2]`` of positions."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def reserve(self, num_positions: int) -> None:
@@ -33,7 +33,8 @@ class RotaryTable:
         # A multiple of 16 rows, so that no row falls to an element-wise kernel's scalar tail.
         rows = -(-num_positions // 16) * 16
         angles = torch.arange(rows, dtype=torch.float32)[:, None] * self._inverse
-        self._cos = angles.cos().to(self._dtype).to(self._device)[:, None]
+        cos = angles.cos().to(self._dtype).to(self._device)
+        self._cos = torch.cat((cos, cos), -1)[:, None]
         self._sin = angles.sin().to(self._dtype).to(self._device)[:, None]
 
 
@@ -42,10 +43,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Products and sums round one by one, as the published code's do.
     """
-    rows, heads, head_dim = x.shape
-    halves = x.to(cos.dtype).view(rows, heads, 2, head_dim // 2)
-    first, second = halves[:, :, 0], halves[:, :, 1]
-    turned = halves * cos[:, :, None]
-    turned[:, :, 0] -= second * sin
-    turned[:, :, 1] += first * sin
-    return turned.view(rows, heads, head_dim).to(x.dtype)
+    wide = x.to(cos.dtype)
+    first, second = wide.chunk(2, -1)
+    turned = wide * cos
+    turned_first, turned_second = turned.chunk(2, -1)
+    turned_first -= second * sin
+    turned_second += first * sin
+    return turned.to(x.dtype)
