@@ -156,6 +156,18 @@ async def test_an_error_before_the_first_byte_is_a_status(model_folder: Path) ->
     assert caught.value.response.headers["retry-after"] == "3"
 
 
+async def test_the_status_is_held_until_patience_with_the_fleet_has_surely_ended(
+    model_folder: Path,
+) -> None:
+    """Patience ends a little after its time, and a stream is looked at in the meantime."""
+    places = MemoryPlaces(patience_seconds=1.2)
+    seconds = {"no_worker_seconds": 0.5, "keep_alive_seconds": 1.0}
+    async with served(model_folder, places, **seconds) as router, router.client() as client:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client.chat.completions.create(model=MODEL, messages=messages(), stream=True)
+    assert caught.value.status_code == 503
+
+
 async def test_an_error_after_the_first_byte_is_an_event_and_never_a_silent_end(
     model_folder: Path,
 ) -> None:

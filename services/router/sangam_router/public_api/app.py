@@ -148,7 +148,8 @@ class PublicApi:
             envelope=envelope,
             num_prompt_tokens=sum(map(len, prompts)),
             keep_alive_seconds=settings.keep_alive_seconds,
-            hold_status_seconds=settings.no_worker_seconds,
+            # Longer than patience with the fleet lasts, so that its 503 can still be a status.
+            hold_status_seconds=settings.no_worker_seconds + settings.keep_alive_seconds,
             send_seconds=settings.send_seconds,
             text_of_token=parts.tokenizer.text_of_token,
         )
