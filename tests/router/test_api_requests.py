@@ -160,6 +160,7 @@ async def test_what_benchmark_clients_send_is_let_in(model_folder: Path) -> None
         ({"unmasking": {"threshold": "0.5"}}, "unmasking.threshold"),
         ({"unmasking": {"rule": "fixed", "steps": 0}}, "unmasking.steps"),
         ({"unmasking": {"rule": "fixed", "threshold": 0.5}}, "unmasking.threshold"),
+        ({"unmasking": {"rule": "confidence_threshold", "eps": 0.1}}, "unmasking.eps"),
         ({"unmasking": {"rule": "fixed", "colour": 1}}, "unmasking.colour"),
         ({"unmasking": "entropy"}, "unmasking"),
         ({"messages": []}, "messages"),

@@ -32,7 +32,7 @@ _PARAMETERS: dict[UnmaskingRule, frozenset[str]] = {
     UnmaskingRule.MASKGIT_PLUS: _SCHEDULED,
     UnmaskingRule.TOPK_MARGIN: _SCHEDULED,
     UnmaskingRule.ORIGIN: frozenset({"steps", "eps"}),
-    UnmaskingRule.CONFIDENCE_THRESHOLD: frozenset({"threshold", "steps", "eps"}),
+    UnmaskingRule.CONFIDENCE_THRESHOLD: frozenset({"threshold", "steps"}),
 }
 """What each rule reads; anything else would be silently ignored."""
 
