@@ -78,8 +78,8 @@ class HttpWorkerClient:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            # Kept shorter than uvicorn keeps idle connections (5 s): a start must not be lost
-            # on a connection that the worker is just closing.
+            # Kept shorter than workers keep idle connections: a start must not be lost on one
+            # that the worker is just closing.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_seconds),
             auto_decompress=False,
