@@ -98,7 +98,7 @@ class Presence:
         self._held_until = 0.0
         self._trouble: str | None = "not registered yet"
         self._task: asyncio.Task[None] | None = None
-        self._is_withdrawn = False
+        self._is_ended = False
 
     def start(self) -> None:
         """Begin to renew the lease."""
@@ -117,13 +117,7 @@ class Presence:
 
     async def withdraw(self) -> None:
         """Stop renewing and take the lease away; a Redis that is away lets it lapse."""
-        if self._task is not None:
-            # redis-py may swallow a cancellation in the middle of a call.
-            self._is_withdrawn = True
-            self._has_changed.set()
-            self._task.cancel()
-            await asyncio.wait({self._task})
-            self._task = None
+        await self._stop_renewing()
         worker_id = self._lease().worker_id
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -144,13 +138,16 @@ class Presence:
 
     async def _stop_renewing(self) -> None:
         if self._task is not None:
+            # redis-py may swallow a cancellation in the middle of a call.
+            self._is_ended = True
+            self._has_changed.set()
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
 
     async def _run(self) -> None:
         backoff_seconds = _FIRST_BACKOFF_SECONDS
-        while not self._is_withdrawn:
+        while not self._is_ended:
             self._has_changed.clear()
             if not self._is_fit():
                 self._failed("the worker is not fit to serve")
