@@ -90,6 +90,13 @@ def test_dreams_margin_is_to_the_best_other_entry_the_mask_included() -> None:
     assert (first, second) == (pytest.approx(0.3), pytest.approx(-0.1))
 
 
+def test_dreams_margin_does_not_depend_on_the_token_that_is_drawn() -> None:
+    draw = a_draw("dream", measure=Measure.MARGIN, temperature=1.0)
+    tokens, margins = proposed(logits_of([0.6, 0.3, 0.05, 0.05]).expand(40, -1), draw)
+    assert len(set(tokens)) > 1
+    assert margins == pytest.approx([0.3] * 40)
+
+
 def test_dreams_entropy_is_negative_and_in_nats() -> None:
     draw = a_draw("dream", measure=Measure.NEGATIVE_ENTROPY)
     _, (confidence,) = proposed(logits_of([0.5, 0.25, 0.25, 1e-9]), draw)

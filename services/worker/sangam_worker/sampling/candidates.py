@@ -20,7 +20,8 @@ class Measure(StrEnum):
 
     PROBABILITY = "probability"
     MARGIN = "margin"
-    """Its probability less that of the best other entry."""
+    """The best candidate's probability less that of the best other entry (Dream's p1 - p2),
+    whichever was drawn."""
     NEGATIVE_ENTROPY = "negative_entropy"
 
 
@@ -79,7 +80,8 @@ def _propose_dream(logits: Tensor, draw: Draw, keys: Tensor, mask_id: int) -> tu
         tokens = allowed.argmax(-1)
     else:
         tokens = (allowed.double() + gumbel(keys, logits.shape[1])).argmax(-1)
-    return tokens, _measured(probabilities, tokens, draw.measure).double()
+    measured = allowed.argmax(-1) if draw.measure is Measure.MARGIN else tokens
+    return tokens, _measured(probabilities, measured, draw.measure).double()
 
 
 def _measured(probabilities: Tensor, tokens: Tensor, measure: Measure) -> Tensor:
