@@ -11,7 +11,6 @@ import signal
 import sys
 
 import structlog
-import torch
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
@@ -49,14 +48,12 @@ def main() -> int:
 
 
 def _load(settings: WorkerSettings) -> Engine:
-    engine = load_engine(
+    return load_engine(
         settings.model,
         dtype=settings.dtype,
         device=settings.device,
         total_pages=pages_of(settings),
     )
-    torch.set_num_threads(settings.torch_threads)
-    return engine
 
 
 class _Signals:

@@ -69,9 +69,6 @@ class WorkerSettings(ServiceSettings):
     block_length: Annotated[int, Field(ge=1)] = DEFAULT_BLOCK_LENGTH
     """Positions of a block, in tokens, published for routers; 32 is what LLaDA and Dream use."""
 
-    torch_threads: Annotated[int, Field(ge=1)] = 1
-    """CPU threads of torch. One keeps results bitwise equal whatever else is in the batch."""
-
     worker_id: Annotated[str, Field(min_length=1, max_length=200)] = Field(
         default_factory=_default_worker_id
     )
