@@ -106,27 +106,13 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
     fleet = FleetView(
         ledger, policy=settings.policy, worker_lease_seconds=settings.worker_lease_seconds
     )
-    placer = Placer(ledger, fleet, settings.policy, patience_seconds=settings.no_worker_seconds)
     client = HttpWorkerClient(
         token=settings.internal_token.get_secret_value(),
         connect_seconds=settings.connect_seconds,
         answer_seconds=settings.answer_seconds,
         silence_seconds=settings.silence_seconds,
     )
-    driver = Driver(
-        places=LedgerPlaces(
-            ledger,
-            placer,
-            fleet,
-            max_waiting=settings.max_waiting,
-            stall_seconds=settings.stall_seconds,
-        ),
-        workers=client,
-        mask_id=model.info.mask_id,
-        decode=model.tokenizer.decode,
-        limits=_driver_limits(settings),
-        metrics=metrics,
-    )
+    driver = _driver(settings, model, ledger, fleet, client, metrics)
     parts = Parts(
         public=PublicParts(
             settings=settings,
@@ -154,6 +140,32 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
     finally:
         await ledger.aclose()
         await redis.aclose()
+
+
+def _driver(
+    settings: RouterSettings,
+    model: Model,
+    ledger: Ledger,
+    fleet: FleetView,
+    client: HttpWorkerClient,
+    metrics: RouterMetrics,
+) -> Driver:
+    placer = Placer(ledger, fleet, settings.policy, patience_seconds=settings.no_worker_seconds)
+    places = LedgerPlaces(
+        ledger,
+        placer,
+        fleet,
+        max_waiting=settings.max_waiting,
+        stall_seconds=settings.stall_seconds,
+    )
+    return Driver(
+        places=places,
+        workers=client,
+        mask_id=model.info.mask_id,
+        decode=model.tokenizer.decode,
+        limits=_driver_limits(settings),
+        metrics=metrics,
+    )
 
 
 def _driver_limits(settings: RouterSettings) -> DriverLimits:
