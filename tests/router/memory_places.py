@@ -65,7 +65,7 @@ class MemoryPlaces:
         patience_seconds: float = 5.0,
     ) -> None:
         self.seats = {w.worker_id: _Seat(w, total_pages) for w in workers}
-        self.waiting: list[tuple[float, str]] = []
+        self._lines: dict[bool, list[tuple[float, str]]] = {False: [], True: []}
         self._policy = policy or PlacementPolicy()
         self._max_waiting = max_waiting
         self._patience_seconds = patience_seconds
@@ -78,11 +78,11 @@ class MemoryPlaces:
             return place_prefill(fleet, demand, self._policy)
 
         limit = self._max_waiting if is_new else None
-        return await self._find(request, demand, demand.cost_tokens, choose, avoid, limit)
+        return await self._find(request, demand, False, choose, avoid, limit)
 
     async def decode(self, request: Request, demand: Demand, avoid: Collection[str]) -> Place:
         return await self._find(
-            request, demand, 0, lambda fleet: place_decode(fleet, demand), avoid, None
+            request, demand, True, lambda fleet: place_decode(fleet, demand), avoid, None
         )
 
     def lost(self, place: Place) -> asyncio.Event:
@@ -102,6 +102,11 @@ class MemoryPlaces:
         """Make everybody look again."""
         async with self._changed:
             self._changed.notify_all()
+
+    @property
+    def waiting(self) -> list[tuple[float, str]]:
+        """Who stands in either line."""
+        return self._lines[False] + self._lines[True]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition of the counters or the line."""
@@ -130,31 +135,32 @@ class MemoryPlaces:
         self,
         request: Request,
         demand: Demand,
-        tokens: int,
+        is_decode: bool,
         choose: Callable[[FleetLoad], WorkerLoad | None],
         avoid: Collection[str],
         limit: int | None,
     ) -> Place:
-        me = request.order
+        me, line = request.order, self._lines[is_decode]
+        tokens = 0 if is_decode else demand.cost_tokens
         try:
             async with asyncio.timeout(self._patience_seconds), self._changed:
                 while True:
                     fleet = FleetLoad(tuple(seat.load() for seat in self.seats.values()))
                     others = tuple(w for w in fleet.workers if w.epoch not in avoid)
                     worker = choose(replace(fleet, workers=others)) or choose(fleet)
-                    if worker is not None and not any(other < me for other in self.waiting):
+                    if worker is not None and not any(other < me for other in line):
                         return self._take(worker, tokens, demand.num_pages)
-                    if me not in self.waiting:
-                        if limit is not None and len(self.waiting) >= limit:
+                    if me not in line:
+                        if limit is not None and len(line) >= limit:
                             raise Overloaded("the line is full", retry_after_seconds=2)
-                        self.waiting.append(me)
+                        line.append(me)
                         self._changed.notify_all()
                     await self._changed.wait()
         except TimeoutError:
             raise Unavailable("no worker is ready", retry_after_seconds=3) from None
         finally:
-            if me in self.waiting:
-                self.waiting.remove(me)
+            if me in line:
+                line.remove(me)
 
     def _take(self, worker: WorkerLoad, tokens: int, pages: int) -> Place:
         seat = self.seats[worker.worker_id]

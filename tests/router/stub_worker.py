@@ -139,7 +139,9 @@ class StubWorker:
         except ConnectionBreaks:
             assert request.transport is not None
             request.transport.abort()
-        except (asyncio.CancelledError, ConnectionError):
+        except ConnectionError:
+            self.dropped.append(start.key)
+        except asyncio.CancelledError:
             self.dropped.append(start.key)
             raise
         finally:

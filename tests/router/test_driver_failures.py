@@ -1,6 +1,8 @@
 """The driver when things break: every loss is made good, and every ending frees everything."""
 
 import asyncio
+import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -260,3 +262,53 @@ async def test_a_client_that_goes_away_at_any_moment_frees_everything(
         await asyncio.wait({run})
         assert run.cancelled() is was_running
         assert places.is_empty
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_a_client_that_goes_away_just_as_its_block_is_lost_is_gone(num_turns: int) -> None:
+    """Before Python 3.12 a task group may swallow a cancellation for an error of a child."""
+    prefill, decode = prefill_and_decode()
+    async with cluster(prefill, decode) as (driven, places):
+        places.seats["d"].is_draining = True
+        run = asyncio.create_task(driven.run(job(), Client().emit))
+        await places.until(lambda: bool(places.waiting))
+        places.seats["p"].lost.set()
+        places.seats["p"].lost = asyncio.Event()
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        run.cancel()
+        await asyncio.wait({run}, timeout=5)
+        assert run.cancelled()
+
+
+@pytest.mark.parametrize("is_disaggregated", [False, True])
+async def test_a_storm_of_losses_and_refusals_changes_no_byte(is_disaggregated: bool) -> None:
+    chance = random.Random(5)
+
+    async def hook(start: BlockStart, step: int) -> None:
+        if chance.random() < 0.08:
+            raise chance.choice([ConnectionBreaks, BlockIsLost])
+        await asyncio.sleep(0.001 * chance.random())
+
+    def worker(name: str, role: Role) -> StubWorker:
+        refusals = chance.choices(["no_pages", "draining", "wrong_epoch"], k=10)
+        return StubWorker(
+            name, role, f"{name}e", answer=say(LONG), before_pass=hook, refusals=deque(refusals)
+        )
+
+    roles = [Role.PREFILL, Role.PREFILL, Role.DECODE, Role.DECODE]
+    if not is_disaggregated:
+        roles = [Role.COLOCATED] * 3
+    workers = [worker(f"w{index}", role) for index, role in enumerate(roles)]
+    clients = [Client() for _ in range(30)]
+    limits = {"max_lost": 100}
+    async with (
+        cluster(*workers, total_pages=30, patience_seconds=60, limits=limits) as (driven, _),
+        asyncio.timeout(60),
+        asyncio.TaskGroup() as group,
+    ):
+        for index, client in enumerate(clients):
+            wish = job(max_tokens=96, request_id=f"r{index:02}", arrival_seconds=index)
+            group.create_task(driven.run(wish, client.emit))
+    assert {client.text for client in clients} == {LONG}
+    assert any(start.resume is not None for w in workers for start in w.starts)
