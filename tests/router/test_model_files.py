@@ -30,6 +30,11 @@ def test_a_llada_config_is_read(tmp_path: Path) -> None:
     assert (info.eos_ids, info.max_sequence_tokens) == ((257,), 1024)
 
 
+def test_without_architectures_the_model_type_tells(tmp_path: Path) -> None:
+    folder = dream_folder(tmp_path / "m", architectures=None, model_type="Dream")
+    assert read_model_info(folder).family == "dream"
+
+
 def test_a_dream_config_is_read_with_the_end_tokens_of_its_generation_config(
     tmp_path: Path,
 ) -> None:

@@ -141,6 +141,18 @@ async def test_leaving_takes_the_lease_away_and_says_so(server: RedisServer, wat
         assert await watch.redis.smembers(watch.keys.workers) == set()
 
 
+async def test_leaving_leaves_the_lease_of_a_successor_alone(
+    server: RedisServer, watch: Watch
+) -> None:
+    async with a_worker(redis_url=server.url, worker_id="w") as worker:
+        await watch.lease_once_held("w")
+        await worker.control.leave()
+        await watch.redis.hset(watch.keys.worker("w"), "epoch", "of-the-successor")
+        await worker.presence.withdraw()
+        assert await watch.redis.hget(watch.keys.worker("w"), "epoch") == "of-the-successor"
+        assert await watch.redis.smembers(watch.keys.workers) == {"w"}
+
+
 async def test_a_worker_whose_engine_is_broken_lets_its_lease_lapse(
     server: RedisServer, watch: Watch
 ) -> None:

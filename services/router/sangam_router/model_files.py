@@ -21,6 +21,7 @@ _HUB_PATTERNS = ["*.json", "*.txt", "*.jinja"]
 """What the router fetches of a hub repository: never the weights, never code."""
 
 _FAMILIES: dict[str, Family] = {"LLaDAModelLM": "llada", "DreamModel": "dream"}
+_MODEL_TYPES: dict[str, Family] = {"llada": "llada", "Dream": "dream"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def read_model_info(folder: Path) -> ModelInfo:
     config = _read_json(path)
     architectures = config.get("architectures") or []
     family = next((_FAMILIES[name] for name in architectures if name in _FAMILIES), None)
+    if not architectures:  # then model_type tells, as it does for the worker
+        family = _MODEL_TYPES.get(config.get("model_type", ""))
     if family is None:
         known = ", ".join(_FAMILIES)
         raise ConfigurationError(f"{path}: architectures {architectures} is not one of {known}")

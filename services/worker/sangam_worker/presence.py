@@ -37,6 +37,16 @@ desired role; expiry in milliseconds, worker id, fields and values. A script, si
 transactions on a cluster block the event loop.
 """
 
+_WITHDRAW = """
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('SREM', KEYS[2], ARGV[1])
+return 1
+"""
+"""Lease, set of workers; worker id, epoch. A lease of another epoch is a successor's, started
+under the same id while this one was leaving: it stays.
+"""
+
 log = structlog.get_logger(__name__)
 
 
@@ -121,8 +131,10 @@ class Presence:
         worker_id = self._lease().worker_id
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                await self._redis.delete(self._keys.worker(worker_id))
-                removal: Any = self._redis.srem(self._keys.workers, worker_id)
+                keys = self._keys.worker(worker_id), self._keys.workers
+                removal: Any = self._redis.eval(
+                    _WITHDRAW, len(keys), *keys, worker_id, self._lease().epoch
+                )
                 await removal
                 await self._redis.publish(self._keys.wake_channel, worker_id)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
