@@ -10,7 +10,7 @@ from sangam_core.errors import Overloaded, Unavailable
 from sangam_router.ledger.records import UNIT_SEPARATOR, Line, Ticket
 from sangam_router.ledger.scripts import Script, UnknownRouter, Unreachable
 from sangam_router.ledger.session import Session
-from sangam_router.ledger.tasks import OwnedTasks
+from sangam_router.ledger.tasks import OwnedTasks, SharedRuns
 from sangam_router.ledger.waiting import Waiter, WaitingRoom
 
 
@@ -26,7 +26,7 @@ class WaitingLines:
         self._session = session
         self._tasks = tasks
         self._departures: dict[tuple[Line, str], None] = {}
-        self._flushing = asyncio.Lock()
+        self._flushes = SharedRuns(self._flush, tasks)
 
     def member(self, ticket: Ticket, num_pages: int) -> str:
         """A request's entry in a line."""
@@ -58,7 +58,7 @@ class WaitingLines:
         waiter = self.rooms[line].remove(ticket)
         if waiter is not None:
             self._departures[line, waiter.member] = None
-            await self._tasks.finish(self.flush())
+            await self._flushes.run()
 
     def expel(self, line: Line, member: str) -> None:
         """Have the next ``flush`` remove an entry that nobody here waits for."""
@@ -67,23 +67,8 @@ class WaitingLines:
 
     async def flush(self) -> None:
         """Tell Redis who has left; what it misses is told with the next flush."""
-        async with self._flushing:
-            departures = tuple(self._departures)
-            if not departures:
-                return
-            try:
-                # First the new fence, if any: what it shuts out cannot undo the leaving.
-                await self._session.register()
-                for line in Line:
-                    members = [member for where, member in departures if where is line]
-                    if members:
-                        await self._session.call_once(
-                            Script.LEAVE, self._session.service, line.value, *members
-                        )
-            except (Unreachable, UnknownRouter):
-                return
-            for departure in departures:
-                self._departures.pop(departure, None)
+        if self._departures:
+            await self._flushes.run()
 
     async def reassert(self) -> None:
         """Put every entry back, in order, after Redis has lost them.
@@ -91,10 +76,33 @@ class WaitingLines:
         Raises:
             Unreachable, UnknownRouter: as ``Session.call_fenced_once``.
         """
-        for line, room in self.rooms.items():
-            for waiter in room:
-                arguments = self._join_arguments(line, waiter, None)
-                await self._session.call_fenced_once(Script.JOIN, *arguments)
+        await asyncio.gather(
+            *(
+                self._session.call_fenced_once(
+                    Script.JOIN, *self._join_arguments(line, waiter, None)
+                )
+                for line, room in self.rooms.items()
+                for waiter in room
+            )
+        )
+
+    async def _flush(self) -> None:
+        departures = tuple(self._departures)
+        if not departures:
+            return
+        try:
+            # First the new fence, if any: what it shuts out cannot undo the leaving.
+            await self._session.register()
+            for line in Line:
+                members = [member for where, member in departures if where is line]
+                if members:
+                    await self._session.call_once(
+                        Script.LEAVE, self._session.service, line.value, *members
+                    )
+        except (Unreachable, UnknownRouter):
+            return
+        for departure in departures:
+            self._departures.pop(departure, None)
 
     async def _enter(self, line: Line, waiter: Waiter, limit: int | None) -> None:
         try:

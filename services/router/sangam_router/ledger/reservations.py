@@ -15,7 +15,7 @@ from sangam_router.ledger.lines import WaitingLines
 from sangam_router.ledger.records import Line, RefusalReason, Refused, Reservation, Ticket
 from sangam_router.ledger.scripts import Script, UnknownRouter, Unreachable
 from sangam_router.ledger.session import Session
-from sangam_router.ledger.tasks import OwnedTasks
+from sangam_router.ledger.tasks import OwnedTasks, SharedRuns
 
 _RESTORE_AT_ONCE = 500
 """Reservations restored by one script call: bounds how long it holds Redis up."""
@@ -46,7 +46,7 @@ class Reservations:
         self._model = model
         self._protocol = protocol
         self._on_draft = on_draft
-        self._flushing = asyncio.Lock()
+        self._flushes = SharedRuns(self._flush, tasks)
 
     async def reserve(
         self,
@@ -82,25 +82,12 @@ class Reservations:
         """Release records; what was released before is left out. Never fails."""
         self.holdings.let_go(reservation, kinds)
         if self.holdings.releases:
-            await self._tasks.finish(self.flush())
+            await self._flushes.run()
 
     async def flush(self) -> None:
-        """Tell Redis what is released; what it misses is told with the next flush.
-
-        Callers that come while a batch is on its way share the next one.
-        """
-        async with self._flushing:
-            fields = self.holdings.releases
-            if not fields:
-                return
-            session = self._session
-            try:
-                # First the new fence, if any: what it shuts out cannot undo the deletion.
-                await session.register()
-                await session.call_once(Script.RELEASE, session.owner, session.service, *fields)
-            except (Unreachable, UnknownRouter):
-                return
-            self.holdings.confirm(fields)
+        """Tell Redis what is released; what it misses is told with the next flush."""
+        if self.holdings.releases:
+            await self._flushes.run()
 
     async def reassert(self) -> None:
         """Put everything back after Redis has lost it.
@@ -126,6 +113,19 @@ class Reservations:
             await self._restore(missing)
 
     # -- internals ------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        fields = self.holdings.releases
+        if not fields:
+            return
+        session = self._session
+        try:
+            # First the new fence, if any: what it shuts out cannot undo the deletion.
+            await session.register()
+            await session.call_once(Script.RELEASE, session.owner, session.service, *fields)
+        except (Unreachable, UnknownRouter):
+            return
+        self.holdings.confirm(fields)
 
     async def _attempt(
         self, line: Line, ticket: Ticket, draft: Reservation, worker: WorkerLoad, bound: str

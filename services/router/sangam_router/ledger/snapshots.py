@@ -4,7 +4,6 @@ Decides which workers serve this router (same model, same protocol version), and
 requests sees one snapshot without all choosing the same worker. Called by ``ledger``.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from sangam_core.lease import WorkerLease
 from sangam_core.placement import FleetLoad, WorkerLoad
 from sangam_router.ledger.records import FleetSnapshot, Reservation
-from sangam_router.ledger.tasks import OwnedTasks
+from sangam_router.ledger.tasks import OwnedTasks, SharedRuns
 
 _NUM_HEAD_VALUES = 3
 _NUM_WORKER_VALUES = 5
@@ -35,28 +34,22 @@ class SharedSnapshots:
 
     def __init__(self, take: Callable[[], Awaitable[FleetSnapshot]], tasks: OwnedTasks) -> None:
         self._take = take
-        self._tasks = tasks
-        self._upcoming: asyncio.Task[tuple[FleetSnapshot, list[Reservation]]] | None = None
-        self._taking = asyncio.Lock()
+        self._runs = SharedRuns(self._take_with_drafts, tasks)
         self._drafts: list[Reservation] = []
 
     async def get(self) -> FleetSnapshot:
         """The fleet as this router may count on it now. Raises what ``take`` raises."""
-        if self._upcoming is None:
-            self._upcoming = self._tasks.start(self._take_next())
-        snapshot, drafts = await asyncio.shield(self._upcoming)
+        snapshot, drafts = await self._runs.run()
         return _with_drafts(snapshot, drafts) if drafts else snapshot
 
     def note(self, draft: Reservation) -> None:
         """A reservation is being asked for; the snapshots taken before do not know of it."""
         self._drafts.append(draft)
 
-    async def _take_next(self) -> tuple[FleetSnapshot, list[Reservation]]:
-        async with self._taking:
-            self._upcoming = None  # whoever asks from here on needs a later one
-            drafts: list[Reservation] = []
-            self._drafts = drafts
-            return await self._take(), drafts
+    async def _take_with_drafts(self) -> tuple[FleetSnapshot, list[Reservation]]:
+        drafts: list[Reservation] = []
+        self._drafts = drafts
+        return await self._take(), drafts
 
 
 def _with_drafts(snapshot: FleetSnapshot, drafts: Iterable[Reservation]) -> FleetSnapshot:

@@ -5,8 +5,8 @@ of. The tasks belong to the ledger, which waits for them when it closes.
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -37,3 +37,28 @@ class OwnedTasks:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # its caller may be gone: then nobody else looks at it
+
+
+class SharedRuns(Generic[T]):
+    """Runs of the same work, one at a time, each for everybody who asked before it began.
+
+    Whoever asks while a run is under way gets the next one, with all others who do: a run under
+    way may have looked already at what the caller has just changed.
+    """
+
+    def __init__(self, work: Callable[[], Awaitable[T]], tasks: OwnedTasks) -> None:
+        self._work = work
+        self._tasks = tasks
+        self._upcoming: asyncio.Task[T] | None = None
+        self._running = asyncio.Lock()
+
+    async def run(self) -> T:
+        """Have it run once more, wholly after this call. Raises what the work raises."""
+        if self._upcoming is None:
+            self._upcoming = self._tasks.start(self._next())
+        return await asyncio.shield(self._upcoming)
+
+    async def _next(self) -> T:
+        async with self._running:
+            self._upcoming = None
+            return await self._work()
