@@ -4,15 +4,16 @@ Decides which row predicts which masked position. Host arrays only (numpy): ``en
 to the device in one go. Called by ``engine``.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
 
 import numpy as np
 
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_core.rules import Family
-from sangam_worker.attention.layout import AttentionLayout, Int32s, Int64s
+from sangam_worker.attention.layout import AttentionLayout, Int64s
 from sangam_worker.plan import Pass
 from sangam_worker.sampling.rules import committable
 
@@ -35,63 +36,93 @@ class PackedBatch:
 
 
 def pack(passes: Sequence[Pass], family: Family) -> PackedBatch:
-    """Concatenate the passes' rows."""
-    positions = [np.asarray(item.positions, dtype=np.int64) for item in passes]
-    qo_indptr = _indptr([len(part) for part in positions])
-    head_rows = [
-        start + _predicting_rows(item, part, family)
-        for item, part, start in zip(passes, positions, qo_indptr.tolist(), strict=False)
-    ]
+    """Concatenate the passes' rows.
+
+    Plain lists, turned into arrays once: at decode sizes an array operation costs more than what
+    it saves, and an iteration would need a dozen of them for each pass.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    head_rows: list[int] = []
+    qo_indptr, head_indptr = [0], [0]
+    for item in passes:
+        head_rows += _predicting_rows(item, len(positions), family)
+        tokens += item.tokens
+        positions += item.positions
+        qo_indptr.append(len(positions))
+        head_indptr.append(len(head_rows))
     return PackedBatch(
-        tokens=np.concatenate([np.asarray(item.tokens, dtype=np.int64) for item in passes]),
-        positions=np.concatenate(positions),
-        head_rows=np.concatenate(head_rows),
-        layout=_layout(passes, positions, qo_indptr, _indptr([len(rows) for rows in head_rows])),
+        tokens=np.array(tokens, dtype=np.int64),
+        positions=np.array(positions, dtype=np.int64),
+        head_rows=np.array(head_rows, dtype=np.int64),
+        layout=_layout(passes, qo_indptr, head_indptr),
     )
 
 
-def _predicting_rows(item: Pass, positions: Int64s, family: Family) -> Int64s:
-    """Rows of the pass that predict its committable positions.
+def _predicting_rows(item: Pass, first_row: int, family: Family) -> list[int]:
+    """Packed rows that predict the pass's committable positions, given its first packed row.
 
     Dream's logits are shifted by one: row p - 1 predicts p, and row 0 of a pass its own position
     too (position 0 of a sequence; never used in a block, whose first position commits in pass 0).
     """
-    masked = np.asarray(committable(item, family), dtype=np.int64)
+    fed = item.positions
+    wanted: Sequence[int] = committable(item, family)
     if family == "dream":
-        masked = np.maximum(masked - 1, positions[0])
-    return np.searchsorted(positions, masked)
+        wanted = [max(position - 1, fed[0]) for position in wanted]
+    if _is_contiguous(fed):
+        shift = first_row - fed[0]
+        return [position + shift for position in wanted]
+    return [first_row + bisect_left(fed, position) for position in wanted]
+
+
+def _is_contiguous(ascending: Sequence[int]) -> bool:
+    return ascending[-1] - ascending[0] + 1 == len(ascending)
 
 
 def _layout(
-    passes: Sequence[Pass], positions: list[Int64s], qo_indptr: Int32s, head_indptr: Int32s
+    passes: Sequence[Pass], qo_indptr: Sequence[int], head_indptr: Sequence[int]
 ) -> AttentionLayout:
-    kv_lengths = np.array([item.sees for item in passes], dtype=np.int32)
-    is_ragged = np.array([len(item.positions) == item.sees for item in passes])
-    pages = [
-        np.asarray(item.pages[: 0 if alone else -(-item.sees // PAGE_TOKENS)], dtype=np.int32)
-        for item, alone in zip(passes, is_ragged, strict=True)
-    ]
-    write_rows, write_slots = [], []
-    for item, part, start in zip(passes, positions, qo_indptr.tolist(), strict=False):
+    is_ragged = [len(item.positions) == item.sees for item in passes]
+    page_indices: list[int] = []
+    page_indptr, last_page_lengths = [0], []
+    written: list[Int64s] = []
+    slots: list[Int64s] = []
+    for item, alone, first_row in zip(passes, is_ragged, qo_indptr, strict=False):
+        if not alone:
+            page_indices += item.pages[: -(-item.sees // PAGE_TOKENS)]
+        page_indptr.append(len(page_indices))
+        last_page_lengths.append(0 if alone else (item.sees - 1) % PAGE_TOKENS + 1)
         if item.pages:
-            table = np.asarray(item.pages, dtype=np.int64)
-            write_rows.append(start + np.arange(len(part), dtype=np.int64))
-            write_slots.append(table[part // PAGE_TOKENS] * PAGE_TOKENS + part % PAGE_TOKENS)
+            written.append(np.arange(first_row, first_row + len(item.positions), dtype=np.int64))
+            slots.append(_slots(item))
     nothing = [np.zeros(0, dtype=np.int64)]
     return AttentionLayout(
-        qo_indptr=qo_indptr,
-        head_indptr=head_indptr,
-        kv_lengths=kv_lengths,
-        is_ragged=is_ragged,
-        kv_page_indptr=_indptr([len(table) for table in pages]),
-        kv_page_indices=np.concatenate(pages),
-        kv_last_page_lengths=np.where(is_ragged, 0, (kv_lengths - 1) % PAGE_TOKENS + 1).astype(
-            np.int32
-        ),
-        write_rows=np.concatenate(write_rows or nothing),
-        write_slots=np.concatenate(write_slots or nothing),
+        qo_indptr=np.array(qo_indptr, dtype=np.int32),
+        head_indptr=np.array(head_indptr, dtype=np.int32),
+        kv_lengths=np.array([item.sees for item in passes], dtype=np.int32),
+        is_ragged=np.array(is_ragged),
+        kv_page_indptr=np.array(page_indptr, dtype=np.int32),
+        kv_page_indices=np.array(page_indices, dtype=np.int32),
+        kv_last_page_lengths=np.array(last_page_lengths, dtype=np.int32),
+        write_rows=np.concatenate(written or nothing),
+        write_slots=np.concatenate(slots or nothing),
     )
 
 
-def _indptr(lengths: Sequence[int]) -> Int32s:
-    return np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
+def _slots(item: Pass) -> Int64s:
+    """Where the rows' K/V are kept: ``page * 16 + slot``."""
+    fed = item.positions
+    if _is_contiguous(fed):
+        return _contiguous_slots(item.pages, fed[0], fed[-1] + 1)
+    return _slots_at(item.pages, np.array(fed, dtype=np.int64))
+
+
+@lru_cache(maxsize=256)
+def _contiguous_slots(pages: tuple[int, ...], start: int, stop: int) -> Int64s:
+    """Slots of positions ``start .. stop - 1``: the same in every decode of a block."""
+    return _slots_at(pages, np.arange(start, stop, dtype=np.int64))
+
+
+def _slots_at(pages: tuple[int, ...], positions: Int64s) -> Int64s:
+    table = np.array(pages, dtype=np.int64)
+    return table[positions // PAGE_TOKENS] * PAGE_TOKENS + positions % PAGE_TOKENS

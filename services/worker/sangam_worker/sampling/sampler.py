@@ -79,23 +79,27 @@ class Sampler:
             keys += [0] * len(own) if draw.is_greedy else _row_keys(item, own)
         if not keys:
             return [], []
-        proposed = torch.empty((len(logits), 2), dtype=torch.float64, device=logits.device)
-        for draw, rows in groups.items():
-            if rows:
-                rows += rows[:1] * (padded_rows(len(rows)) - len(rows))
-                self._propose(logits, draw, rows, keys, proposed)
+        if len(groups) == 1:
+            # Nearly every iteration: no need to pick the rows, the padding comes along.
+            (draw,) = groups
+            proposed = self._propose(logits, draw, keys + [0] * (len(logits) - len(keys)))
+        else:
+            proposed = torch.empty((len(logits), 2), dtype=torch.float64, device=logits.device)
+            for draw, rows in groups.items():
+                if rows:
+                    # A group is padded like every product (see ``linear``).
+                    rows += rows[:1] * (padded_rows(len(rows)) - len(rows))
+                    index = torch.tensor(rows, device=logits.device)
+                    own = self._propose(logits[index], draw, [keys[row] for row in rows])
+                    proposed.index_copy_(0, index, own)
         tokens, confidences = proposed[: len(keys)].T.tolist()
         return [int(token) for token in tokens], confidences
 
-    def _propose(
-        self, logits: Tensor, draw: Draw, rows: list[int], keys: list[int], proposed: Tensor
-    ) -> None:
-        """Fill the rows of one group, which is padded like every product (see ``linear``)."""
-        index = torch.tensor(rows, device=logits.device)
-        own_keys = torch.tensor([keys[row] for row in rows], device=logits.device)
-        own = logits.index_select(0, index)
-        tokens, confidences = propose(own, draw, own_keys, self._config.mask_id)
-        proposed.index_copy_(0, index, torch.stack((tokens.double(), confidences), 1))
+    def _propose(self, logits: Tensor, draw: Draw, keys: list[int]) -> Tensor:
+        """Token and confidence of rows that are drawn alike, float64 ``[rows, 2]``."""
+        own_keys = torch.tensor(keys, device=logits.device)
+        tokens, confidences = propose(logits, draw, own_keys, self._config.mask_id)
+        return torch.stack((tokens.double(), confidences), 1)
 
     def _draw(self, decoding: Decoding) -> Draw:
         family = self._config.family
