@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
-from sangam_core.errors import InvalidRequest
+from sangam_core.errors import InvalidRequest, Unavailable
 from sangam_core.geometry import PAGE_TOKENS, Geometry
 from sangam_core.rules import check_decoding, decodes_in_blocks
 from sangam_router.fleet import FleetLimits
@@ -89,6 +89,7 @@ class Wishes:
 
         Raises:
             InvalidRequest: the request can never run as it is.
+            Unavailable: the workers are configured for another block length.
         """
         num_choices = body.n or 1
         self.check_fan_out(len(prompts), num_choices)
@@ -179,6 +180,12 @@ class Wishes:
         room, limits = self.max_sequence_tokens(), self._fleet.limits()
         if limits is None:
             return room
+        if limits.block_lengths != {self._limits.block_length}:
+            found = ", ".join(map(str, sorted(limits.block_lengths)))
+            raise Unavailable(
+                f"the workers' SANGAM_BLOCK_LENGTH ({found}) is not the router's "
+                f"({self._limits.block_length})"
+            )
         if decoding.cache != "none":
             return min(room, limits.max_block_pages * PAGE_TOKENS)
         if not self._fleet.has_colocated:
