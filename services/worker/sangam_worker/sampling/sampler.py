@@ -34,10 +34,7 @@ class Sampler:
         self._dtype = dtype
 
     def sample(self, logits: Tensor, passes: Sequence[Pass]) -> tuple[PassOutcome, ...]:
-        """Decide what commits.
-
-        Raises:
-            EngineError: a logit is not a number.
+        """Decide what commits. A pass with logits that are not numbers has an error instead.
 
         Args:
             logits: ``[rows, vocab]``: for each pass its committable positions in order, then
@@ -57,7 +54,8 @@ class Sampler:
         self, item: Pass, positions: Sequence[int], tokens: list[int], confidences: list[float]
     ) -> PassOutcome:
         if any(math.isnan(value) for value in confidences):
-            raise EngineError(f"{item.key}: pass {item.step} gave logits that are not numbers")
+            error = f"{item.key}: pass {item.step} gave logits that are not numbers"
+            return PassOutcome(key=item.key, commits=(), error=error)
         threshold = compared_threshold(
             item.decoding.unmasking.threshold, self._config.family, self._dtype
         )
@@ -90,15 +88,15 @@ class Sampler:
                     # A group is padded like every product (see ``linear``).
                     rows += rows[:1] * (padded_rows(len(rows)) - len(rows))
                     index = torch.tensor(rows, device=logits.device)
-                    own = self._propose(logits[index], draw, [keys[row] for row in rows])
-                    proposed.index_copy_(0, index, own)
+                    group = self._propose(logits[index], draw, [keys[row] for row in rows])
+                    proposed.index_copy_(0, index, group)
         tokens, confidences = proposed[: len(keys)].T.tolist()
         return [int(token) for token in tokens], confidences
 
     def _propose(self, logits: Tensor, draw: Draw, keys: list[int]) -> Tensor:
         """Token and confidence of rows that are drawn alike, float64 ``[rows, 2]``."""
-        own_keys = torch.tensor(keys, device=logits.device)
-        tokens, confidences = propose(logits, draw, own_keys, self._config.mask_id)
+        drawn_keys = torch.tensor([] if draw.is_greedy else keys, device=logits.device)
+        tokens, confidences = propose(logits, draw, drawn_keys, self._config.mask_id)
         return torch.stack((tokens.double(), confidences), 1)
 
     def _draw(self, decoding: Decoding) -> Draw:
