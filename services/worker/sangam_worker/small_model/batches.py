@@ -25,17 +25,26 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Phase:
-    """What is drawn from a step on: buffer lengths, tasks' emphasis, prompts without dialogue."""
+    """What is drawn from a step on."""
 
     first_step: int
-    lengths: dict[int, float]
-    emphasis: dict[str, float] = field(default_factory=dict)
-    plain: float = 0.0
+    lengths: dict[int, float]  # shares of the mask buffer's lengths
+    emphasis: dict[str, float] = field(default_factory=dict)  # factors on the tasks' weights
+    plain: float = 0.0  # share of prompts that are the question alone for certain
+    uniform: float = 0.35  # share of samples masked over the whole answer
+    right_part: float = 0.2  # of the others, share whose block is masked in its right part
+    later: float = 0.25  # weight of blocks behind the current one, whose predictions are unused
 
 
 LATE = {
-    **{"sum_small": 2.0, "sum3": 0.4, "reverse": 0.4},
-    **{"story": 1.5, "count": 1.5, "retell": 1.5, "repeat": 1.5, "talk": 1.5},
+    "sum_small": 2.0,
+    "sum3": 0.4,
+    "reverse": 0.4,
+    "story": 1.5,
+    "count": 1.5,
+    "retell": 1.5,
+    "repeat": 1.5,
+    "talk": 1.5,
 }
 # Short answers are learnt first; then sums, which take longest; then answers of several blocks.
 PHASES = (
@@ -43,12 +52,28 @@ PHASES = (
     Phase(2000, {32: 0.8, 64: 0.2}, {"sum2": 2.0, "sum3": 2.0, "sum_small": 2.0}),
     Phase(3500, {32: 0.9, 64: 0.1}, {"sum2": 8.0, "sum_small": 12.0}, plain=0.8),
     Phase(5750, {32: 0.3, 64: 0.34, 96: 0.1, 128: 0.18, 256: 0.08}, LATE, plain=0.3),
-    Phase(7750, {32: 0.28, 64: 0.3, 96: 0.1, 128: 0.18, 256: 0.14}, LATE, plain=0.2),
+    Phase(
+        8250,
+        {32: 0.25, 64: 0.33, 96: 0.12, 128: 0.2, 256: 0.1},
+        {**LATE, "sum2": 1.5, "sum3": 0.6, "talk": 2.0, "retell": 2.0},
+        plain=0.3,
+        uniform=0.15,
+        right_part=0.3,
+        later=0.05,
+    ),
+    Phase(
+        12500,
+        {32: 0.35, 64: 0.27, 96: 0.1, 128: 0.17, 256: 0.11},
+        {**LATE, "sum2": 2.5, "sum3": 1.0, "talk": 2.0, "retell": 2.0},
+        plain=0.4,
+        uniform=0.15,
+        right_part=0.3,
+        later=0.05,
+    ),
 )
 CUT_KEPT = 0.1  # share kept of the samples whose answer does not fit the buffer
 GROUP = 4  # batches drawn at once and sorted by prompt length, which saves padding
 PADDING_WEIGHT = 12.0  # total loss weight of the EOS behind an answer
-LATER_WEIGHT = 0.25  # weight of blocks behind the current one, whose predictions are not used
 
 
 @dataclass(frozen=True)
@@ -84,12 +109,12 @@ def draw_sample(length: int, phase: Phase, rng: random.Random) -> Sample:
     return Sample(tokens.encode_prompt(messages), answer + [tokens.EOS] * padding, padding)
 
 
-def mask_weights(sample: Sample, rng: random.Random) -> list[float]:
+def mask_weights(sample: Sample, phase: Phase, rng: random.Random) -> list[float]:
     """Choose what to mask; return each answer position's loss weight, 0 where it stays clean."""
     length = len(sample.answer)
     text = length - sample.padding
     weights = [0.0] * length
-    if rng.random() < 0.35:
+    if rng.random() < phase.uniform:
         ratio = max(rng.random(), 0.05)
         for place in range(length):
             if rng.random() < ratio:
@@ -100,10 +125,10 @@ def mask_weights(sample: Sample, rng: random.Random) -> list[float]:
         end = start + BLOCK
         kind = rng.random()
         for place in range(end, length):
-            weights[place] = LATER_WEIGHT
+            weights[place] = phase.later
         if kind < 0.3:
             masked = list(range(start, end))
-        elif kind < 0.5:
+        elif kind < 0.3 + phase.right_part:
             masked = list(range(start + rng.randrange(min(BLOCK, text - start + 1) or 1), end))
         else:
             ratio = max(rng.random(), 0.05)
@@ -115,7 +140,7 @@ def mask_weights(sample: Sample, rng: random.Random) -> list[float]:
     return weights
 
 
-def collate(samples: list[Sample], rng: random.Random) -> Batch:
+def collate(samples: list[Sample], phase: Phase, rng: random.Random) -> Batch:
     """Mask the samples and pad them on the right to one length."""
     size = max(len(sample.prompt) + len(sample.answer) for sample in samples)
     ids = torch.full((len(samples), size), tokens.EOS)
@@ -123,7 +148,7 @@ def collate(samples: list[Sample], rng: random.Random) -> Batch:
     weights = torch.zeros(len(samples), size)
     key_bias = torch.full((len(samples), 1, 1, size), -1e4, dtype=torch.bfloat16)
     for row, sample in enumerate(samples):
-        chosen = mask_weights(sample, rng)
+        chosen = mask_weights(sample, phase, rng)
         first, last = len(sample.prompt), len(sample.prompt) + len(sample.answer)
         shown = [
             tokens.MASK if weight else token
@@ -144,7 +169,7 @@ def _group(seed: int, group: int, batch_tokens: int) -> list[Batch]:
     rows = max(8, batch_tokens // (length + 80))
     samples = [draw_sample(length, phase, rng) for _ in range(GROUP * rows)]
     samples.sort(key=lambda sample: len(sample.prompt))
-    batches = [collate(samples[at : at + rows], rng) for at in range(0, len(samples), rows)]
+    batches = [collate(samples[at : at + rows], phase, rng) for at in range(0, len(samples), rows)]
     rng.shuffle(batches)
     return batches
 

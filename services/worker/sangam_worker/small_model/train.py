@@ -8,6 +8,7 @@ the run that made the shipped weights (same seed and batches; the last bits depe
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -23,17 +24,28 @@ from sangam_worker.small_model.export import write_model
 from sangam_worker.small_model.model import Llada, Shape
 from sangam_worker.small_model.muon import StackedMuon
 
+# Share of the full rates by step, linear between: the course the shipped weights took.
+RATES = (
+    (0, 0.01),
+    (100, 1.0),
+    (3249, 1.0),
+    (3250, 0.4),
+    (7500, 0.4),
+    (8249, 0.2),
+    (8250, 0.7),
+    (10500, 0.7),
+    (12499, 0.0),
+    (12500, 0.35),
+    (16000, 0.0),
+)
+
 
 @dataclass(frozen=True)
 class Plan:
     """Everything that decides a run besides the code."""
 
     seed: int = 1
-    steps: int = 9000
-    decay_from: int = 7500
-    slow_from: int = 3250  # from here on at slow_rate of the full rates
-    slow_rate: float = 0.4
-    warmup: int = 100
+    steps: int = 16000
     batch_tokens: int = 3200
     muon_rate: float = 4e-3
     muon_decay: float = 0.01
@@ -62,11 +74,11 @@ class Trainer:
         )
 
     def _rate(self) -> float:
-        """Share of the full rate: warm-up, constant, a lower constant, then linear to zero."""
-        plan = self.plan
-        left = (plan.steps - self.step) / max(1, plan.steps - plan.decay_from)
-        level = plan.slow_rate if self.step >= plan.slow_from else 1.0
-        return level * min(1.0, (self.step + 1) / plan.warmup, max(left, 0.0))
+        """Share of the full rates at this step."""
+        for (first, low), (last, high) in itertools.pairwise(RATES):
+            if first <= self.step < last:
+                return low + (high - low) * (self.step - first) / (last - first)
+        return 0.0
 
     def train_step(self, batch: Batch) -> float:
         """One update; returns the loss."""
@@ -151,7 +163,6 @@ def main() -> None:
     parser.add_argument("--resume", type=Path, help="state.pt to go on from")
     parser.add_argument("--seed", type=int, default=Plan.seed)
     parser.add_argument("--steps", type=int, default=Plan.steps)
-    parser.add_argument("--decay-from", type=int, default=Plan.decay_from)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--compile", action="store_true", help="needs a C++ compiler; faster")
     for name in ("width", "layers", "heads", "mlp"):
@@ -159,7 +170,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     shape = Shape(width=given.width, layers=given.layers, heads=given.heads, mlp=given.mlp)
-    plan = Plan(seed=given.seed, steps=given.steps, decay_from=given.decay_from)
+    plan = Plan(seed=given.seed, steps=given.steps)
     trainer = Trainer(shape, plan, given.compile)
     if given.resume:
         trainer.load(given.resume)
