@@ -73,6 +73,7 @@ class ToyEngine:
     Attributes:
         gate: cleared, it holds up every iteration at its start, until a test sets it again.
         failures: exceptions that the next iterations raise, one each.
+        poison: request ids whose passes fail by themselves.
         num_iterations: how many have begun.
     """
 
@@ -81,6 +82,7 @@ class ToyEngine:
     model_config: ToyModel = ToyModel()
     gate: threading.Event = field(default_factory=threading.Event)
     failures: list[Exception] = field(default_factory=list)
+    poison: set[str] = field(default_factory=set)
     num_iterations: int = 0
     _begun: threading.Condition = field(default_factory=threading.Condition)
 
@@ -102,6 +104,8 @@ class ToyEngine:
         return Outcome(plan.iteration, tuple(self._run(item) for item in plan.passes))
 
     def _run(self, item: Pass) -> PassOutcome:
+        if item.key.request_id in self.poison:
+            return PassOutcome(item.key, (), error="not numbers")
         start = item.block.start
         if item.pages:
             self.kv_pool.write(item)

@@ -256,6 +256,20 @@ def test_a_failed_iteration_costs_its_blocks_and_nothing_else() -> None:
         assert bench.loop.ailment() is None
 
 
+def test_a_pass_that_fails_by_itself_costs_its_block_and_no_other() -> None:
+    with a_bench(max_engine_failures=1) as bench:
+        bench.engine.poison.add("bad")
+        bench.engine.gate.clear()
+        blocks = [bench.submit(a_state(name)) for name in ("first", "bad", "good")]
+        bench.engine.gate.set()
+        bench.journal.await_event(blocks[2], Completed)
+        lost = bench.journal.await_event(blocks[1], Lost)
+        assert (lost.reason.code, lost.reason.message) == ("engine_error", "not numbers")
+        bench.journal.await_event(blocks[0], Completed)
+        assert bench.free_pages == TOTAL_PAGES
+        assert bench.loop.ailment() is None
+
+
 def test_failures_in_a_row_make_the_loop_sick_and_a_success_heals_it() -> None:
     with a_bench(max_engine_failures=2) as bench:
         bench.engine.failures += [ValueError("one"), ValueError("two")]

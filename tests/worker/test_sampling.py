@@ -10,7 +10,6 @@ from tests.worker.requests import a_decoding, a_pass
 from torch import Tensor
 
 from sangam_core.decoding import UnmaskingRule
-from sangam_core.errors import EngineError
 from sangam_core.rules import Family
 from sangam_worker.models.config import read_model_config
 from sangam_worker.sampling.candidates import Draw, Measure, propose
@@ -231,10 +230,14 @@ def test_a_pass_without_masks_commits_nothing() -> None:
     assert outcome.commits == ()
 
 
-def test_logits_that_are_not_numbers_are_an_error_and_no_tokens() -> None:
+def test_logits_that_are_not_numbers_cost_their_own_pass_and_no_other() -> None:
     config = read_model_config(LLADA)
     logits = torch.zeros(16, config.vocab_size)
     logits[1, 7] = torch.nan
-    item = a_pass([5] * 4, masked=[0, 1], block=range(4))
-    with pytest.raises(EngineError, match="not numbers"):
-        Sampler(config, torch.float32).sample(logits, [item])
+    bad = a_pass([5] * 4, masked=[0, 1], block=range(4))
+    good = a_pass([5] * 4, masked=[2, 3], block=range(4))
+    outcomes = Sampler(config, torch.float32).sample(logits, [bad, good])
+    assert outcomes[0].commits == ()
+    assert "not numbers" in str(outcomes[0].error)
+    assert outcomes[1].commits
+    assert outcomes[1].error is None

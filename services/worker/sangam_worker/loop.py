@@ -213,6 +213,9 @@ class EngineLoop:
         for progress in self._scheduler.apply(outcome):
             committed_tokens += len(progress.commits)
             self._report(progress, started, ended)
+        for item in outcome.passes:
+            if item.error is not None:
+                self._lost_in_engine(item.key, item.error)
         self._metrics.iteration_ran(plan, ended - started, committed_tokens)
 
     def _engine_failed(self, plan: Plan, error: Exception) -> None:
@@ -221,13 +224,14 @@ class EngineLoop:
         self._num_failures += 1
         self._metrics.iteration_failed()
         log.error("iteration failed", iteration=plan.iteration, exc_info=error)
-        reason = LossReason(code="engine_error", message=self._last_failure)
+        failed = (PassOutcome(item.key, (), error=self._last_failure) for item in plan.passes)
+        self._scheduler.apply(Outcome(plan.iteration, tuple(failed)))
         for item in plan.passes:
-            self._scheduler.remove(item.key)
-        nothing = tuple(PassOutcome(item.key, ()) for item in plan.passes)
-        self._scheduler.apply(Outcome(plan.iteration, nothing))
-        for item in plan.passes:
-            self._gone(item.key, Lost(reason=reason), reason.code)
+            self._lost_in_engine(item.key, self._last_failure)
+
+    def _lost_in_engine(self, key: BlockKey, message: str) -> None:
+        lost = Lost(reason=LossReason(code="engine_error", message=message))
+        self._gone(key, lost, lost.reason.code)
 
     def _report(self, progress: Progress, started: float, ended: float) -> None:
         """Turn what a pass did into the block's events."""
@@ -259,15 +263,11 @@ class EngineLoop:
         """Carry out what was asked; an idle loop waits for it, or for the next deadline."""
         try:
             if is_idle:
-                self._inbox.get(timeout=self._seconds_to_next_expiry())()
+                self._inbox.get(timeout=self._expiries.seconds_left(self._clock()))()
             while not self._is_stopping:
                 self._inbox.get_nowait()()
         except Empty:
             pass
-
-    def _seconds_to_next_expiry(self) -> float | None:
-        first = self._expiries.first_seconds
-        return None if first is None else max(0.0, first - self._clock())
 
     def _expire(self) -> None:
         now = self._clock()

@@ -56,11 +56,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PassOutcome:
-    """What a pass committed (ascending positions), and the rule's state after it."""
+    """What a pass committed (ascending positions), and the rule's state after it.
+
+    ``error`` says why this pass alone is of no use (its logits are not numbers); its block is
+    lost, the others of the iteration are not.
+    """
 
     key: BlockKey
     commits: tuple[Commit, ...]
     carry: float = 0.0
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

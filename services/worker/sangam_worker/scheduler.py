@@ -171,14 +171,14 @@ class Scheduler:
     def apply(self, outcome: Outcome) -> tuple[Progress, ...]:
         """Take in what an iteration committed; says what that did for each block.
 
-        Blocks removed meanwhile are dropped now and reported no more.
+        Blocks removed meanwhile, and those whose pass failed, are dropped now and not reported.
         """
         assert outcome.iteration == self._iteration, "outcomes come in the order of the plans"
         self._in_flight = frozenset()
         progress = []
         for item in outcome.passes:
             state = self._blocks[item.key]
-            if state.is_cancelled:
+            if state.is_cancelled or item.error is not None:
                 self._drop(state)
             else:
                 progress.append(self._apply_pass(state, item))

@@ -79,10 +79,9 @@ class Expiries:
         else:
             heapq.heappush(self._heap, _entry(tracked))
 
-    @property
-    def first_seconds(self) -> float | None:
-        """The next deadline, ``None`` without any."""
-        return self._heap[0][0] if self._heap else None
+    def seconds_left(self, now_seconds: float) -> float | None:
+        """Until the next deadline, ``None`` without any."""
+        return max(0.0, self._heap[0][0] - now_seconds) if self._heap else None
 
     def pop_expired(self, now_seconds: float) -> list[BlockKey]:
         """Take out the keys whose time has come."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sangam_core.decoding import Commit, Decoding, UnmaskingRule
-from sangam_core.errors import EngineError
 from sangam_core.rules import Family
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows

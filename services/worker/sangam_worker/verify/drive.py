@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sangam_core.answer import Completion
 from sangam_core.decoding import Resume
+from sangam_core.errors import EngineError
 from sangam_core.wire import BlockKey, BlockStart, KVSource, WireGeometry
 from sangam_worker.block_state import BlockState, Stage, block_state_from
 from sangam_worker.engine import Engine
@@ -62,6 +63,9 @@ class Site:
         if plan is None:
             return
         outcome = self.engine.execute(plan)
+        for item in outcome.passes:
+            if item.error is not None:
+                raise EngineError(item.error)
         yield from zip(plan.passes, self.scheduler.apply(outcome), strict=True)
 
 
