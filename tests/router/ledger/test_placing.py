@@ -5,6 +5,7 @@ import math
 
 import pytest
 from tests.router.ledger.world import (
+    MODEL,
     World,
     block,
     demand,
@@ -17,10 +18,12 @@ from tests.router.ledger.world import (
 
 from sangam_core.errors import Overloaded, Unavailable
 from sangam_core.placement import FleetLoad, PlacementPolicy, Role, WorkerLoad
-from sangam_router.ledger import Ledger, Line
+from sangam_router.ledger import Ledger, Line, Ticket
 from sangam_router.ledger.connect import connect
 from sangam_router.ledger.placing import Placement, Placer, load_bound
-from sangam_router.local.redis_server import running_redis
+from sangam_router.ledger.scripts import Client
+from sangam_router.ledger.waiting import Waiter
+from sangam_router.local.redis_server import RedisServer, running_redis
 
 pytestmark = pytest.mark.integration
 
@@ -238,6 +241,44 @@ async def test_requests_outlive_a_redis_restart_within_their_patience() -> None:
                 await asyncio.wait_for(task, 20.0)
             await router.release(router.reservations[0])
         assert await world.is_empty()
+        await world.aclose()
+        await redis.aclose()
+
+
+class LosesRedisBeforeJoining(Ledger):
+    """Its server dies between the first look and the joining of the line."""
+
+    def __init__(self, server: RedisServer, redis: Client) -> None:
+        super().__init__(redis, namespace="unlucky", router_id="a", model=MODEL, poll_seconds=0.1)
+        self._server = server
+        self.has_lost_redis = asyncio.Event()
+
+    async def join_line(self, ticket: Ticket, *, limit: int | None = None) -> Waiter:
+        """Join, the first time in vain."""
+        if not self.has_lost_redis.is_set():
+            self._server.kill()
+            self.has_lost_redis.set()
+        return await super().join_line(ticket, limit=limit)
+
+
+async def test_a_request_outlives_a_redis_that_dies_between_its_look_and_its_joining() -> None:
+    with running_redis() as server:
+        redis = connect(server.url, timeout_seconds=0.3)
+        world = World(redis, "unlucky")
+        await world.publish(lease("w", total_pages=4))
+        router = LosesRedisBeforeJoining(server, redis)
+        held = await reserved(router, arrival_seconds=0.0)
+        async with Running(router):
+            waiting = asyncio.create_task(prefill(placer(router, patience_seconds=30.0), 1))
+            await router.has_lost_redis.wait()
+            server.start()
+            await world.publish(lease("w", total_pages=4))
+            await num_waiting(world, 1)
+            await router.release(held)
+            placement = await asyncio.wait_for(waiting, 20.0)
+            await router.release(placement.reservation)
+        assert await world.is_empty()
+        await router.aclose()
         await world.aclose()
         await redis.aclose()
 

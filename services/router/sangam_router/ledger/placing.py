@@ -176,11 +176,20 @@ class Placer:
                     await self._step_aside(search, patience)
                     waiter = None
                     continue
-                if waiter is None:
-                    waiter = await search.join()
-                await self._wait(waiter, search, patience)
+                waiter = waiter or await self._join(search, patience)
+                if waiter is not None:
+                    await self._wait(waiter, search, patience)
         finally:
             await self._ledger.leave_line(search.ticket, search.line)
+
+    @staticmethod
+    async def _join(search: _Search, patience: "_Patience") -> Waiter | None:
+        """Stand in line; ``None`` while Redis is away, which the next look bears with."""
+        try:
+            return await search.join()
+        except Unavailable as error:
+            patience.strain(str(error))
+            return None
 
     async def _look_patiently(self, search: _Search, patience: "_Patience") -> Placement | _Outlook:
         """Look once; while Redis is away, again and again."""
