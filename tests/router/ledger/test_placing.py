@@ -251,14 +251,19 @@ class LosesRedisBeforeJoining(Ledger):
     def __init__(self, server: RedisServer, redis: Client) -> None:
         super().__init__(redis, namespace="unlucky", router_id="a", model=MODEL, poll_seconds=0.1)
         self._server = server
-        self.has_lost_redis = asyncio.Event()
+        self._has_lost_redis = False
+        self.has_failed_to_join = asyncio.Event()
 
     async def join_line(self, ticket: Ticket, *, limit: int | None = None) -> Waiter:
         """Join, the first time in vain."""
-        if not self.has_lost_redis.is_set():
+        if not self._has_lost_redis:
+            self._has_lost_redis = True
             self._server.kill()
-            self.has_lost_redis.set()
-        return await super().join_line(ticket, limit=limit)
+        try:
+            return await super().join_line(ticket, limit=limit)
+        except Unavailable:
+            self.has_failed_to_join.set()
+            raise
 
 
 async def test_a_request_outlives_a_redis_that_dies_between_its_look_and_its_joining() -> None:
@@ -270,7 +275,7 @@ async def test_a_request_outlives_a_redis_that_dies_between_its_look_and_its_joi
         held = await reserved(router, arrival_seconds=0.0)
         async with Running(router):
             waiting = asyncio.create_task(prefill(placer(router, patience_seconds=30.0), 1))
-            await router.has_lost_redis.wait()
+            await router.has_failed_to_join.wait()
             server.start()
             await world.publish(lease("w", total_pages=4))
             await num_waiting(world, 1)
