@@ -200,18 +200,46 @@ def test_the_command_names_what_differs_and_fails(
     assert before[-1].startswith("la-001: position 68: token")
 
 
+def test_another_number_of_passes_than_nfe_is_a_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = a_folder(tmp_path, "llada", 1, lambda raw: raw[0].update(nfe=63))
+    assert main([str(folder)]) == 1
+    assert "la-000: 64 passes, expected nfe 63" in capsys.readouterr().out
+
+
+def test_cached_dream_ranks_by_entropy_whatever_algorithm_a_case_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(raw: Any) -> None:
+        raw[:] = [
+            case for case in raw if case["cache"] == "dual" and case["params"]["alg"] == "entropy"
+        ][:3]
+        names = ("maskgit_plus", "topk_margin", "origin")
+        for case, name in zip(raw, names, strict=True):
+            case["params"]["alg"] = name
+
+    folder = a_folder(tmp_path, "dream", 50, change)
+    assert main([str(folder)]) == 0, capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
         (lambda raw: raw[0].pop("params"), "case la-000: field 'params' is missing"),
         (lambda raw: raw[0].update(family="bert"), "family 'bert' is unknown"),
-        (lambda raw: raw[0].update(cache="half"), "cache"),
+        (lambda raw: raw[0].update(cache="half"), "case la-000: cache 'half' is unknown"),
+        (lambda raw: raw[0]["params"].update(block_length=0), "block_length must be a positive"),
+        (lambda raw: raw[0]["params"].update(gen_length=None), "gen_length must be a positive"),
         (lambda raw: raw[0]["params"].update(mask_id=7), "mask_id is 7"),
         (lambda raw: raw[0]["params"].update(block_length=7), "not a multiple of 7"),
         (lambda raw: raw[0]["params"].update(steps=63), "steps 63 is not a multiple"),
         (lambda raw: raw[0].update(model="none"), "none: there is no such folder"),
         (lambda raw: raw[0].update(id="la-001"), "la-001 is there twice"),
-        (lambda raw: raw[0].update(prompt_ids=[999]), "ids must be in 0..287"),
+        (
+            lambda raw: raw[0].update(prompt_ids=[999]),
+            "case la-000: its token ids must be in 0..287",
+        ),
         (lambda raw: raw.clear(), "hold no case"),
     ],
 )

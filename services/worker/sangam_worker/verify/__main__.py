@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sangam_core.errors import ConfigurationError, SangamError
 from sangam_worker.engine import Engine, load_engine
+from sangam_worker.models.description import ModelConfig
 from sangam_worker.verify import Case, first_difference, read_cases, run_cases
 
 
@@ -76,17 +77,26 @@ def _engine(model: Path, cases: Sequence[Case], in_flight: int) -> Engine:
         raise ConfigurationError(f"{model}: there is no such folder")
     most_pages = max(case.geometry.num_pages for case in cases)
     engine = load_engine(str(model), total_pages=most_pages * in_flight)
-    config = engine.model_config
     for case in cases:
-        if case.family != config.family:
-            raise ConfigurationError(
-                f"case {case.id}: its family is {case.family}, but {model} is {config.family}"
-            )
-        if case.mask_id != config.mask_id:
-            raise ConfigurationError(
-                f"case {case.id}: its mask_id is {case.mask_id}, but {model} has {config.mask_id}"
-            )
+        _check_suits(case, engine.model_config)
     return engine
+
+
+def _check_suits(case: Case, config: ModelConfig) -> None:
+    """Refuse a case that this model cannot run, by its name."""
+    model, ids = case.model, (*case.prompt_ids, *case.output_ids)
+    if case.family != config.family:
+        raise ConfigurationError(
+            f"case {case.id}: its family is {case.family}, but {model} is {config.family}"
+        )
+    if case.mask_id != config.mask_id:
+        raise ConfigurationError(
+            f"case {case.id}: its mask_id is {case.mask_id}, but {model} has {config.mask_id}"
+        )
+    if not all(0 <= token < config.vocab_size for token in ids):
+        raise ConfigurationError(
+            f"case {case.id}: its token ids must be in 0..{config.vocab_size - 1}"
+        )
 
 
 def _say(line: str) -> None:

@@ -21,7 +21,8 @@ from sangam_core.decoding import (
 )
 from sangam_core.errors import ConfigurationError, InvalidRequest
 from sangam_core.geometry import Geometry
-from sangam_core.rules import Family, check_decoding, decodes_in_blocks
+from sangam_core.rules import RANKED_RULES, Family, check_decoding, decodes_in_blocks
+from sangam_worker.strategies import strategy_named
 
 CASE_FILES = "*_cases.json"
 
@@ -57,6 +58,7 @@ class Case:
     geometry: Geometry
     decoding: Decoding
     output_ids: tuple[int, ...]
+    num_passes: int
     forwards: tuple[Forward, ...]
 
 
@@ -109,9 +111,10 @@ def _case(raw: Mapping[str, Any], folder: Path) -> Case:
     if family not in ("llada", "dream"):
         raise ValueError(f"family {family!r} is unknown")
     params, cache = raw["params"], raw["cache"]
+    strategy_named(cache)
     in_blocks = decodes_in_blocks(family, cache)
-    buffer_tokens = params["gen_length"]
-    block_length = params["block_length"] if in_blocks else buffer_tokens
+    buffer_tokens = _positive(params, "gen_length")
+    block_length = _positive(params, "block_length") if in_blocks else buffer_tokens
     if buffer_tokens % block_length:
         raise ValueError(f"gen_length {buffer_tokens} is not a multiple of {block_length}")
     geometry = Geometry(len(raw["prompt_ids"]), buffer_tokens // block_length, block_length)
@@ -127,6 +130,7 @@ def _case(raw: Mapping[str, Any], folder: Path) -> Case:
         geometry=geometry,
         decoding=decoding,
         output_ids=tuple(raw["output_ids"]),
+        num_passes=raw["nfe"],
         forwards=tuple(
             _forward(item, scores=not (has_forced_first and item["kind"] == "full"))
             for item in raw["forwards"]
@@ -134,9 +138,16 @@ def _case(raw: Mapping[str, Any], folder: Path) -> Case:
     )
 
 
+def _positive(params: Mapping[str, Any], name: str) -> int:
+    value = params[name]
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+    return value
+
+
 def _decoding(raw: Mapping[str, Any], num_blocks: int) -> Decoding:
     params = raw["params"]
-    given: dict[str, Any] = {"rule": UnmaskingRule(params.get("alg") or raw["mode"])}
+    given: dict[str, Any] = {"rule": _rule(raw)}
     for name in ("threshold", "factor", "alg_temp", "eps"):
         if params.get(name) is not None:
             given[name] = params[name]
@@ -154,6 +165,19 @@ def _decoding(raw: Mapping[str, Any], num_blocks: int) -> Decoding:
         eos_ids=(params["eos_id"],) if stops_early else (),
         eos_rule=EosRule.FILL if stops_early else EosRule.IGNORE,
     )
+
+
+def _rule(raw: Mapping[str, Any]) -> UnmaskingRule:
+    """The rule the reference carries out, which is not always the one that is named.
+
+    Its cached Dream loop ranks by entropy whatever other algorithm is named (``dllm-semantics``
+    section b), where Sangam does what it is told.
+    """
+    rule = UnmaskingRule(raw["params"].get("alg") or raw["mode"])
+    is_cached_dream = raw["family"] == "dream" and raw["cache"] != "none"
+    if is_cached_dream and rule in (RANKED_RULES | {UnmaskingRule.ORIGIN}):
+        return UnmaskingRule.ENTROPY
+    return rule
 
 
 def _has_influence(rule: UnmaskingRule, cache: str) -> bool:

@@ -21,6 +21,8 @@ def first_difference(
             return f"pass {number}: {difference}"
     if len(forwards) != len(case.forwards):
         return f"{len(forwards)} passes, expected {len(case.forwards)}"
+    if len(forwards) != case.num_passes:
+        return f"{len(forwards)} passes, expected nfe {case.num_passes}"
     for position, (token, wanted) in enumerate(zip(output_ids, case.output_ids, strict=False)):
         if token != wanted:
             return f"position {position}: token {token}, expected {wanted}"
