@@ -8,6 +8,9 @@ NUM_QUESTIONS = int(os.environ.get("SANGAM_TEST_QUESTIONS", "60"))
 NUM_WORKER_KILLS = int(os.environ.get("SANGAM_TEST_KILLS", "4"))
 """Workers killed at random moments during one run (full size: 20)."""
 
+NUM_REDIS_LOSSES = int(os.environ.get("SANGAM_TEST_REDIS_LOSSES", "1"))
+"""How often Redis loses everything during one run."""
+
 NUM_MEMORY_REQUESTS = int(os.environ.get("SANGAM_TEST_MEMORY_REQUESTS", "0"))
 """Requests over which memory must stay flat (full size: 2000); 0 checks that nothing is held."""
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import pytest
 import pytest_asyncio
 from tests.integration.cluster import RETURN_SECONDS, RunningCluster, running_cluster, until
-from tests.integration.knobs import NUM_QUESTIONS, NUM_WORKER_KILLS, SEED
+from tests.integration.knobs import NUM_QUESTIONS, NUM_REDIS_LOSSES, NUM_WORKER_KILLS, SEED
 from tests.integration.load import Clients, Question, differences, questions
 
 from sangam_core.placement import Role
@@ -136,9 +136,13 @@ async def test_clients_of_a_killed_router_get_the_same_answer_from_the_other(
 async def test_a_redis_that_comes_back_empty_costs_no_request(
     cluster: RunningCluster, asked: Sequence[Question], undisturbed: Sequence[str]
 ) -> None:
+    chance = random.Random(f"losses {SEED}")
+
     async def lose_redis() -> None:
-        await asyncio.sleep(0.5)
         assert cluster.local.redis is not None
-        await cluster.kill_and_return(cluster.local.redis)
+        for _ in range(NUM_REDIS_LOSSES):
+            # Between two losses workers renew their leases, else requests wait in vain for 20 s.
+            await asyncio.sleep(chance.uniform(1.5, 4.0))
+            await cluster.kill_and_return(cluster.local.redis)
 
     await same_answers_while(lose_redis, cluster, asked, undisturbed)
