@@ -43,6 +43,7 @@ def a_case(
         geometry=Geometry(len(prompt_ids), num_blocks, block_length),
         decoding=a_decoding() if decoding is None else decoding,
         output_ids=(),
+        num_passes=0,
         forwards=(),
     )
 
