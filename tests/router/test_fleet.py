@@ -113,22 +113,6 @@ async def test_workers_of_another_model_are_named_when_there_are_no_others() -> 
     assert "big (protocol 1)" in (view.problem() or "")
 
 
-async def test_waiting_until_ready_ends_when_a_worker_comes() -> None:
-    source, view = await seen()
-    waiting = asyncio.create_task(view.wait_until_ready(10.0))
-    await asyncio.sleep(0)
-    source.leases = [lease("w")]
-    await source.snapshot()
-    await asyncio.wait_for(waiting, 1.0)
-
-
-async def test_waiting_until_ready_says_what_is_missing_when_the_time_is_over() -> None:
-    _, view = await seen(prefill())
-    with pytest.raises(Unavailable, match="no decode-capable worker is ready") as raised:
-        await view.wait_until_ready(0.01)
-    assert raised.value.retry_after_seconds >= 1.0
-
-
 async def test_a_cache_none_request_needs_a_colocated_worker() -> None:
     assert not (await seen(prefill(), decode()))[1].has_colocated
     assert not (await seen(lease("c", is_draining=True)))[1].has_colocated
@@ -266,6 +250,10 @@ async def test_it_looks_by_itself_and_bears_redis_being_away() -> None:
     await until(has_tried_again, "a second look")
     source.answering_since_seconds = 0.0
     source.leases = [lease("w")]
-    await view.wait_until_ready(10.0)
+
+    async def is_ready() -> bool:
+        return view.is_ready
+
+    await until(is_ready, "the worker is seen")
     looking.cancel()
     await asyncio.wait([looking])

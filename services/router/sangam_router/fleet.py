@@ -147,22 +147,6 @@ class FleetView:
         """
         return self._watched.setdefault((worker_id, epoch), asyncio.Event())
 
-    async def wait_until_ready(self, timeout_seconds: float) -> None:
-        """Wait until ``is_ready``.
-
-        Raises:
-            Unavailable: it is not within the time; says what is missing.
-        """
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                while not self.is_ready:
-                    await self._changed.wait()
-        except TimeoutError:
-            raise Unavailable(
-                f"{self.problem()} after {timeout_seconds:g} seconds",
-                retry_after_seconds=max(1.0, timeout_seconds),
-            ) from None
-
     async def wait_for_change(self, timeout_seconds: float) -> None:
         """Wait until a worker comes, goes, drains or changes its role, or the time is over."""
         with contextlib.suppress(TimeoutError):

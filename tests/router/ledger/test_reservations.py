@@ -233,16 +233,6 @@ async def test_a_torn_lease_is_left_out(world: World) -> None:
     assert set(snapshot.leases) == {"w"}
 
 
-async def test_leases_can_be_read_fresh(world: World) -> None:
-    await world.publish(lease("w"), lease("other", model="big"))
-    router = world.router()
-    await router.snapshot()
-    await world.publish(lease("w", free_pages=42))
-    leases = await router.read_leases()
-    assert leases["w"].free_pages == 42
-    assert leases["other"].model == "big"
-
-
 @pytest.mark.parametrize("request_id", ["", "two\x1fparts", "line\nbreak"])
 def test_a_ticket_refuses_an_id_that_would_break_a_record(request_id: str) -> None:
     with pytest.raises(ValueError, match="request_id"):

@@ -32,9 +32,12 @@ class News:
         self._event.clear()
 
 
-async def test_a_subscription_is_kept_while_the_server_lives_and_remade_when_not() -> None:
-    with running_redis() as server:
-        redis = connect(server.url, timeout_seconds=0.5)
+@pytest.mark.parametrize("is_cluster", [False, True], ids=["single", "cluster"])
+async def test_a_subscription_is_kept_while_the_server_lives_and_remade_when_not(
+    is_cluster: bool,
+) -> None:
+    with running_redis(is_cluster_node=is_cluster) as server:
+        redis = connect(server.url, cluster=is_cluster, timeout_seconds=0.5)
         news = News()
         calls = Calls("me", {line: WaitingRoom() for line in Line}, news.come)
         wakeups = Wakeups(redis, "channel", calls, poll_seconds=0.05, probe_seconds=0.7)
@@ -54,6 +57,7 @@ async def test_a_subscription_is_kept_while_the_server_lives_and_remade_when_not
         await news.more()
 
         server.kill()
+        await asyncio.sleep(0.5)
         server.start()
         await news.more()
         await redis.publish("channel", "w1")

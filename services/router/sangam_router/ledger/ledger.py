@@ -35,7 +35,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from sangam_core.errors import Unavailable
-from sangam_core.lease import LedgerKeys, WorkerLease
+from sangam_core.lease import LedgerKeys
 from sangam_core.placement import Demand, WorkerLoad
 from sangam_core.wire import PROTOCOL_VERSION, BlockKey
 from sangam_router.ledger.audit import Audit, audit_of
@@ -260,17 +260,6 @@ class Ledger:
             Unavailable: Redis does not answer.
         """
         return audit_of(await self._session.call(Script.AUDIT))
-
-    async def read_leases(self) -> dict[str, WorkerLease]:
-        """Every worker's lease as it stands now, other services' too (one call a worker).
-
-        Raises:
-            Unavailable: Redis does not answer.
-        """
-        snapshot = await self.snapshot()
-        known = [*snapshot.leases, *(lease.worker_id for lease in snapshot.incompatible)]
-        read = [WorkerLease.from_fields(await self._read_lease_fields(each)) for each in known]
-        return {lease.worker_id: lease for lease in read if lease is not None}
 
     async def run(self) -> None:
         """Heartbeats, wake-ups and the slow poll, until cancelled; survives a missing Redis."""

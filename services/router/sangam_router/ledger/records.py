@@ -97,7 +97,7 @@ class FleetSnapshot:
     Attributes:
         fleet: what the placement policies take.
         leases: by worker id; url, limits and role are exact, counters like ``free_pages`` as of
-            when the lease was first read (``Ledger.read_leases`` gets fresh ones).
+            when the lease was first read.
         incompatible: workers with a lease but another model or protocol version.
         num_waiting: length of the prefill line; num_pending_decodes: of the decode line.
         taken_at_seconds: the ledger's clock just before the round trip.

@@ -6,12 +6,13 @@ cannot be used now. Whether to try again is ``session``'s decision.
 
 import asyncio
 import hashlib
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
-from typing import Any
+from typing import Any, NoReturn
 
 from redis import exceptions
 from redis.asyncio import Redis
@@ -31,17 +32,27 @@ _MAX_IN_FLIGHT = 32
 _PASSING = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.OutOfMemoryError,
-    exceptions.NoPermissionError,
     exceptions.ClusterError,
-    exceptions.ClusterDownError,
-    exceptions.MasterDownError,
-    exceptions.TryAgainError,
     exceptions.RedisClusterException,
     OSError,
 )
-"""Redis is away, starting, failing over or misconfigured: not a bug of the scripts."""
+"""Redis is away, or starting."""
+
+_UNFIT = re.compile(
+    r"\b(READONLY|MISCONF|OOM|NOREPLICAS|LOADING|BUSY|NOPERM|NOAUTH|WRONGPASS"
+    r"|CLUSTERDOWN|MASTERDOWN|TRYAGAIN)\b"
+)
+"""Error codes of a server that is failing over, full or misconfigured: not bugs of the scripts.
+They come as text around the code, or as exceptions that have swallowed the code."""
+
+_UNFIT_ERRORS = (
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.NoPermissionError,
+    exceptions.MasterDownError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
 
 
 class Script(StrEnum):
@@ -111,15 +122,24 @@ class ScriptRunner:
                 reply = await self._send(self._command(script, arguments))
         except _PASSING as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
-        if isinstance(reply, _PASSING):
-            raise Unreachable(f"{type(reply).__name__}: {reply}") from reply
-        if isinstance(reply, exceptions.ResponseError):
-            if "UNKNOWN_ROUTER" in str(reply):
-                raise UnknownRouter(str(reply))
-            raise reply
+        if isinstance(reply, exceptions.RedisError):
+            await self._raise(reply)
         return reply
 
     # -- internals ------------------------------------------------------------------------
+
+    async def _raise(self, error: exceptions.RedisError) -> NoReturn:
+        """Raise our error for an error reply; what is none of Redis's states is a bug: as it is."""
+        text = str(error)
+        if "UNKNOWN_ROUTER" in text:
+            raise UnknownRouter(text)
+        if isinstance(error, (*_PASSING, *_UNFIT_ERRORS)) or _UNFIT.search(text):
+            if isinstance(self._redis, Redis):
+                # After a fail-over the address may name another server; a connection stays with
+                # the old one. A cluster client finds out by itself.
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
+            raise Unreachable(f"{type(error).__name__}: {text}") from error
+        raise error
 
     def _command(self, script: Script, arguments: Sequence[str | int]) -> tuple[str | int, ...]:
         return ("EVALSHA", self._digests[script], 1, self._prefix, *arguments)

@@ -14,9 +14,13 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import structlog
+
 from sangam_core.errors import Unavailable
 from sangam_router.ledger.records import check_id
 from sangam_router.ledger.scripts import Script, ScriptRunner, UnknownRouter, Unreachable
+
+_log = structlog.get_logger(__name__)
 
 _NUM_TRIES = 3
 _FIRST_BACKOFF_SECONDS = 0.05
@@ -50,6 +54,7 @@ class Session:
         self.owner = f"{check_id(router_id, 'router_id')}.{secrets.token_hex(4)}"
         self.service = check_id(service, "service")
         self.answering_since_seconds: float | None = None
+        self._is_trouble_told = False
         self._runner = runner
         self._lease_ms = round(lease_seconds * 1000)
         self._clock = clock
@@ -81,7 +86,7 @@ class Session:
             except Unreachable as error:
                 failure = error
                 self._change_fence(fence)
-        raise Unavailable(f"Redis cannot be used now ({failure})")
+        raise Unavailable("Redis cannot be used now") from failure
 
     async def renew(self) -> Any:
         """The heartbeat's call (the reply of ``renew.lua``)."""
@@ -91,11 +96,15 @@ class Session:
         """Run a script as it is: no fence, no retry. Raises what ``ScriptRunner.run`` does."""
         try:
             reply = await self._runner.run(script, arguments)
-        except Unreachable:
-            self.answering_since_seconds = None
+        except Unreachable as error:
+            if not self._is_trouble_told:
+                _log.warning("redis cannot be used", error=str(error))
+            self._is_trouble_told, self.answering_since_seconds = True, None
             raise
         if self.answering_since_seconds is None:
-            self.answering_since_seconds = self._clock()
+            if self._is_trouble_told:
+                _log.info("redis answers again")
+            self._is_trouble_told, self.answering_since_seconds = False, self._clock()
         return reply
 
     async def call_fenced_once(self, script: Script, *arguments: str | int) -> Any:
@@ -129,6 +138,7 @@ class Session:
             Script.REGISTER, self.owner, fence, self._lease_ms, self.service
         )
         if self._generation not in (None, generation):
+            _log.warning("redis has lost its data; putting back what this router holds")
             self.answering_since_seconds = self._clock()
         self._generation = generation
         if not had_lease:

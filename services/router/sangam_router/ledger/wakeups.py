@@ -12,12 +12,16 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+import structlog
 from redis import exceptions
 from redis.asyncio.client import PubSub
+from redis.asyncio.cluster import RedisCluster
 
 from sangam_router.ledger.records import UNIT_SEPARATOR, Line
 from sangam_router.ledger.scripts import Client
 from sangam_router.ledger.waiting import WaitingRoom
+
+_log = structlog.get_logger(__name__)
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 5.0
@@ -97,21 +101,21 @@ class Wakeups:
     async def _listen(self) -> None:
         backoff_seconds = _FIRST_BACKOFF_SECONDS
         while True:
-            pubsub: PubSub = self._redis.pubsub()
             try:
-                await pubsub.subscribe(self._channel)
-                async for message in self._messages(pubsub):
-                    backoff_seconds = _FIRST_BACKOFF_SECONDS
-                    if message["type"] == "subscribe":
-                        self._calls.news()  # only from here on nothing is missed
-                    elif message["type"] == "message":
-                        self._calls.heard(message["data"])
-            except (exceptions.RedisError, OSError):
+                if isinstance(self._redis, RedisCluster):
+                    await self._redis.initialize()  # its pubsub looks the node up without
+                async with contextlib.aclosing(self._redis.pubsub()) as pubsub:
+                    await pubsub.subscribe(self._channel)
+                    async for message in self._messages(pubsub):
+                        backoff_seconds = _FIRST_BACKOFF_SECONDS
+                        if message["type"] == "subscribe":
+                            self._calls.news()  # only from here on nothing is missed
+                        elif message["type"] == "message":
+                            self._calls.heard(message["data"])
+            except Exception as error:  # noqa: BLE001 - whatever breaks it, it is made again
+                _log.info("subscription to wake-ups lost", error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(backoff_seconds)
                 backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
-            finally:
-                with contextlib.suppress(exceptions.RedisError, OSError):
-                    await pubsub.aclose()  # type: ignore[no-untyped-call]
 
     async def _messages(self, pubsub: PubSub) -> AsyncIterator[dict[str, Any]]:
         """Every message. A connection that is silent even to a PING raises ``TimeoutError``."""
