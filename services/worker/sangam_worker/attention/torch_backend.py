@@ -42,6 +42,7 @@ class TorchAttention:
         self._page_bounds = layout.kv_page_indptr.tolist()
         self._kv_lengths = layout.kv_lengths.tolist()
         self._is_ragged = layout.is_ragged.tolist()
+        self._has_ragged, self._has_cached = any(self._is_ragged), not all(self._is_ragged)
 
     def write(self, k_new: Tensor, v_new: Tensor, layer: int) -> None:
         """Keep the K/V of the rows that the layout says."""
@@ -63,8 +64,11 @@ class TorchAttention:
         self.write(k_new, v_new, layer)
         group = q.shape[1] // k_new.shape[1]
         queries = _by_head(q, group)
-        fresh = _by_kv_head(k_new, group), _by_kv_head(v_new, group)
-        keys, values = self._cached(layer, group)
+        sides: dict[bool, tuple[Tensor, Tensor]] = {}
+        if self._has_ragged:
+            sides[True] = _by_kv_head(k_new, group), _by_kv_head(v_new, group)
+        if self._has_cached:
+            sides[False] = self._cached(layer, group)
         bounds = self._head_bounds if head_rows_only else self._row_bounds
         parts = []
         for index, is_ragged in enumerate(self._is_ragged):
@@ -72,12 +76,11 @@ class TorchAttention:
             if start == stop:
                 continue
             if is_ragged:
-                seen = slice(self._row_bounds[index], self._row_bounds[index + 1])
-                k, v = fresh[0][:, :, seen], fresh[1][:, :, seen]
+                first, last = self._row_bounds[index], self._row_bounds[index + 1]
             else:
                 first = self._page_bounds[index] * PAGE_TOKENS
-                seen = slice(first, first + self._kv_lengths[index])
-                k, v = keys[:, :, seen], values[:, :, seen]
+                last = first + self._kv_lengths[index]
+            k, v = (side[:, :, first:last] for side in sides[is_ragged])
             mixed = F.scaled_dot_product_attention(queries[:, :, start:stop], k, v)
             parts.append(mixed.permute(2, 1, 0, 3).reshape(stop - start, -1))
         if bounds[-1] < len(q):

@@ -55,23 +55,27 @@ class PlainLinear:
     """Any device and dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self._weight, self._bias = weight.t(), bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product."""
-        return F.linear(x, self._weight, self._bias)
+        if self._bias is None:
+            return torch.mm(x, self._weight)
+        return torch.addmm(self._bias, x, self._weight)
 
     def silu(self, x: Tensor) -> Tensor:
         """SiLU of the product."""
-        return F.silu(F.linear(x, self._weight, self._bias), inplace=True)
+        return F.silu(self(x), inplace=True)
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
         """The product times ``other``."""
-        return F.linear(x, self._weight, self._bias).mul_(other)
+        return self(x).mul_(other)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """The product plus ``other``."""
-        return F.linear(x, self._weight, self._bias).add_(other)
+        if self._bias is None:
+            return torch.addmm(other, x, self._weight)
+        return self(x).add_(other)
 
 
 class PackedLinear:
