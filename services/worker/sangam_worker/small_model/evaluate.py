@@ -10,6 +10,7 @@ import argparse
 import random
 import sys
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from sangam_worker.small_model.material import (
 )
 from sangam_worker.small_model.model import Llada
 
-SHIPPED = Path(__file__).resolve().parents[3] / "core" / "sangam_core" / "small_model"
+SHIPPED = Path(str(files("sangam_core"))) / "small_model"
 
 
 @dataclass
