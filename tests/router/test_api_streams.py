@@ -60,6 +60,20 @@ async def test_a_chat_stream_is_the_plain_answer(model_folder: Path) -> None:
     assert len(found) > 4, "text comes as it settles"
 
 
+async def test_every_stream_has_one_request_id_however_many_went_before(model_folder: Path) -> None:
+    async with (
+        StubWorker(answer=say(TEXT)) as worker,
+        served(model_folder, MemoryPlaces(worker)) as router,
+        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
+    ):
+        found = []
+        for _ in range(3):
+            response = await client.post("/v1/chat/completions", json=body())
+            found.append(response.headers.get_list("x-request-id"))
+    assert [len(ids) for ids in found] == [1, 1, 1]
+    assert len({ids[0] for ids in found}) == 3
+
+
 async def test_a_completion_stream_is_the_plain_completion(model_folder: Path) -> None:
     async with asked(model_folder) as (client, _):
         stream = await client.completions.create(

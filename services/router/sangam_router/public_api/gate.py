@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,9 +53,9 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(raw=message.setdefault("headers", [])).append(
-                    REQUEST_ID_HEADER, request_id
-                )
+                # A list of its own: the message's may be one that every answer shares.
+                own = (REQUEST_ID_HEADER.encode(), request_id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), own]}
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id):
@@ -63,7 +63,7 @@ class Gate:
                 self._check(scope, headers)
                 await self._app(scope, receive, send_with_id)
             except ClientDisconnect:
-                pass
+                status = 499  # whatever the application tried to say to nobody
             except Exception as error:  # noqa: BLE001 - the request boundary
                 if not isinstance(error, SangamError):
                     _log.exception("request_failed")
