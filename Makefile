@@ -34,6 +34,7 @@ help: ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sangam needs Python 3.11 or newer; say make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	@echo 'installing torch and the rest into $(VENV): a minute or more'
 	$(BIN)/pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[router,worker,local,dev]'
 	@touch $@
@@ -43,8 +44,8 @@ install: $(STAMP) ## make the virtual environment
 up: $(STAMP) ## start Redis, a router and workers with the small model, and say what to try
 	@$(RUN_ENV) $(BIN)/sangam up $(UP_FLAGS)
 
-chat: $(STAMP) ## talk to what `make up` started
-	@$(BIN)/sangam chat
+chat: $(STAMP) ## talk to what `make up` started (with the same PORT=)
+	@$(BIN)/sangam chat $(if $(PORT),--url http://127.0.0.1:$(PORT))
 
 check: $(STAMP) ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -5,8 +5,10 @@ Decides what the terminal shows and when all of it ends; the processes are ``clu
 
 import asyncio
 import signal
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import aiohttp
 from rich.console import Console
@@ -163,7 +165,9 @@ async def _print_usage(cluster: LocalCluster, console: Console) -> None:
     say("\nor in Python (pip install openai):\n")
     say(openai_program(base_url, model))
     port_option = "" if base_url.endswith(":8000") else f" --url {base_url}"
-    say(f"or watch answers being unmasked: sangam chat{port_option}")
+    # As it was called: a virtual environment's commands are rarely on the PATH.
+    command = sys.argv[0] if Path(sys.argv[0]).name == "sangam" else "sangam"
+    say(f"or watch answers being unmasked: {command} chat{port_option}")
     say("\nCtrl-C stops everything.")
 
 
