@@ -10,18 +10,19 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from baselines.llada_dense import DenseLlada
 from benchmarks.contenders import Answers, dense_model, plain_loop, through_engine
 from benchmarks.rounds import Measurement, Round, Summary, run_rounds, summarise
 from benchmarks.workloads import BLOCK_LENGTH, Workload, workloads
-from sangam_worker.engine import load_engine
+from sangam_worker.engine import Engine, load_engine
 
 REFERENCE = "plain loop"
 
@@ -35,12 +36,20 @@ def main() -> None:
     """Read the command line, run the workloads, print and write what was seen."""
     given = _arguments()
     torch.set_num_threads(1)  # the engine has no more on a CPU, for the sake of "same bytes"
-    chosen = [w for w in workloads() if not given.only or given.only in w.name]
+    chosen = [w for w in workloads() if given.only in w.name]
+    if not chosen:
+        sys.exit(
+            f"--only {given.only}: no such workload; there are "
+            + ", ".join(repr(w.name) for w in workloads())
+        )
     whole = sum(workload.share for workload in chosen)
+    total_pages = max(_num_pages(workload, given.concurrency) for workload in chosen)
     results = []
     for workload in chosen:
+        _say(f"{workload.name} ({workload.model})")
+        engine, dense = _both(workload.model, total_pages)
         budget = given.max_seconds * workload.share / whole
-        results.append(_run(workload, given, budget))
+        results.append(_run(workload, engine, dense, given, budget))
     sys.stdout.write(_table(results) + "\n")
     if given.json is not None:
         content = {"machine": _machine(), "workloads": results}
@@ -57,13 +66,21 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(workload: Workload, given: argparse.Namespace, budget_seconds: float) -> dict[str, Any]:
+@lru_cache(maxsize=1)
+def _both(model: str, total_pages: int) -> tuple[Engine, DenseLlada]:
+    """The two sides with the same weights; workloads of a model follow each other."""
+    return load_engine(model, total_pages=total_pages), dense_model(model)
+
+
+def _run(
+    workload: Workload,
+    engine: Engine,
+    dense: DenseLlada,
+    given: argparse.Namespace,
+    budget_seconds: float,
+) -> dict[str, Any]:
     """Measure one workload's contenders."""
     concurrency = given.concurrency
-    _say(f"{workload.name} ({workload.model})")
-    started = time.monotonic()
-    engine = load_engine(workload.model, total_pages=_num_pages(workload, concurrency))
-    dense = dense_model(workload.model)
     alone, everyone = workload.prompts[: workload.num_alone], workload.prompts
     answers: dict[str, Answers] = {}
 
@@ -94,8 +111,7 @@ def _run(workload: Workload, given: argparse.Namespace, budget_seconds: float) -
             f"  {seen.wall_seconds:6.2f} s (cpu {seen.cpu_seconds:.2f})"
         )
 
-    budget_left = budget_seconds - (time.monotonic() - started)
-    rounds = run_rounds(contenders, given.rounds, budget_left, report)
+    rounds = run_rounds(contenders, given.rounds, budget_seconds, report)
     same = {name: _num_same(answers[REFERENCE], found) for name, found in answers.items()}
     return _result(workload, rounds, summarise(rounds, REFERENCE), same)
 

@@ -36,7 +36,7 @@ class Workload:
     share: float
 
 
-def workloads(num_questions: int = 64, num_random: int = 8) -> list[Workload]:
+def workloads(num_questions: int = 32, num_random: int = 8) -> list[Workload]:
     """The shipped model on real questions, and a random 100M-parameter LLaDA.
 
     Random weights are confident of nothing, so the threshold rule commits one token a pass; the
@@ -53,15 +53,15 @@ def workloads(num_questions: int = 64, num_random: int = 8) -> list[Workload]:
     return [
         Workload("shipped, questions", small, questions, num_questions, 4, end, 0.15),
         Workload(
-            "shipped, fixed 8 passes", small, questions[:32], 32, 2,
+            "shipped, fixed 8 passes", small, questions[:16], 16, 2,
             Decoding(unmasking=fixed, eos_rule=ignore), 0.1,
         ),
         Workload(
-            "100M, fixed 8 passes", large, prompts, num_random // 2, 2,
+            "100M, fixed 8 passes", large, prompts, num_random // 4, 2,
             Decoding(unmasking=fixed, eos_rule=ignore), 0.4,
         ),
         Workload(
-            "100M, threshold 0.9", large, prompts, num_random // 4, 1,
+            "100M, threshold 0.9", large, prompts, num_random // 8, 1,
             Decoding(unmasking=threshold, eos_rule=ignore), 0.35,
         ),
     ]  # fmt: skip
