@@ -36,11 +36,11 @@ def main() -> None:
     """Read the command line, run the workloads, print and write what was seen."""
     given = _arguments()
     torch.set_num_threads(1)  # the engine has no more on a CPU, for the sake of "same bytes"
-    chosen = [w for w in workloads() if given.only in w.name]
+    chosen = [w for w in workloads(given.concurrency) if given.only in w.name]
     if not chosen:
         sys.exit(
             f"--only {given.only}: no such workload; there are "
-            + ", ".join(repr(w.name) for w in workloads())
+            + ", ".join(repr(w.name) for w in workloads(given.concurrency))
         )
     whole = sum(workload.share for workload in chosen)
     total_pages = max(_num_pages(workload, given.concurrency) for workload in chosen)

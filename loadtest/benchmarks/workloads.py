@@ -36,35 +36,30 @@ class Workload:
     share: float
 
 
-def workloads(num_questions: int = 32, num_random: int = 8) -> list[Workload]:
+def workloads(concurrency: int = 8) -> list[Workload]:
     """The shipped model on real questions, and a random 100M-parameter LLaDA.
 
     Random weights are confident of nothing, so the threshold rule commits one token a pass; the
     fixed schedule (8 passes a block, 4 tokens a pass) is nearer to what trained models do.
+
+    Args:
+        concurrency: most requests in flight; there are at least as many prompts.
     """
     fixed = Unmasking(rule=UnmaskingRule.FIXED, steps=8)
     threshold = Unmasking(rule=UnmaskingRule.THRESHOLD, threshold=0.9)
-    questions = _questions(num_questions)
-    prompts = _random_prompts(num_random, num_tokens=64, vocab_size=8000)
-    ignore = EosRule.IGNORE
-    end = Decoding(unmasking=threshold, eos_ids=(EOS,), eos_rule=EosRule.END)
-    small = "small"
-    large = "random:llada-100m"
+    questions = _questions(4 * concurrency)
+    prompts = _random_prompts(concurrency, num_tokens=64, vocab_size=8000)
+    ends = Decoding(unmasking=threshold, eos_ids=(EOS,), eos_rule=EosRule.END)
+    steps = Decoding(unmasking=fixed, eos_rule=EosRule.IGNORE)
+    goes_on = Decoding(unmasking=threshold, eos_rule=EosRule.IGNORE)
+    small, large = "small", "random:llada-100m"
+    asked, some = len(questions), questions[: 2 * concurrency]
     return [
-        Workload("shipped, questions", small, questions, num_questions, 4, end, 0.15),
-        Workload(
-            "shipped, fixed 8 passes", small, questions[:16], 16, 2,
-            Decoding(unmasking=fixed, eos_rule=ignore), 0.1,
-        ),
-        Workload(
-            "100M, fixed 8 passes", large, prompts, num_random // 4, 2,
-            Decoding(unmasking=fixed, eos_rule=ignore), 0.4,
-        ),
-        Workload(
-            "100M, threshold 0.9", large, prompts, num_random // 8, 1,
-            Decoding(unmasking=threshold, eos_rule=ignore), 0.35,
-        ),
-    ]  # fmt: skip
+        Workload("shipped, questions", small, questions, asked, 4, ends, 0.15),
+        Workload("shipped, fixed 8 passes", small, some, len(some), 2, steps, 0.1),
+        Workload("100M, fixed 8 passes", large, prompts, 2, 2, steps, 0.4),
+        Workload("100M, threshold 0.9", large, prompts, 1, 1, goes_on, 0.35),
+    ]
 
 
 def _questions(count: int) -> list[list[int]]:
