@@ -27,7 +27,7 @@ class Fleet:
         self.namespace = f"test-{uuid.uuid4().hex[:8]}"
         self.keys = LedgerKeys(self.namespace)
         self.redis = Redis.from_url(url, decode_responses=True)
-        self._model = model
+        self.model = model
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,7 +49,7 @@ class Fleet:
                 "role": worker.role,
                 "boot_role": worker.role,
                 "url": worker.url,
-                "model": self._model,
+                "model": self.model,
                 "total_pages": 100,
                 "free_pages": 100,
                 "page_tokens": 16,

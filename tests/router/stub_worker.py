@@ -80,6 +80,7 @@ class StubWorker:
     answer: Callable[[BlockStart], Sequence[int]] = field(default_factory=lambda: say("hello"))
     before_pass: Callable[[BlockStart, int], Awaitable[None]] = _no_hook
     before_kv_sent: Callable[[BlockKey], Awaitable[None]] | None = None
+    before_kv_arrived: Callable[[BlockKey], Awaitable[None]] | None = None
     peers: "dict[str, StubWorker]" = field(default_factory=dict)
     refusals: deque[Any] = field(default_factory=deque)
     starts: list[BlockStart] = field(default_factory=list)
@@ -106,6 +107,10 @@ class StubWorker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Answer nothing any more. May be repeated."""
         await self._runner.cleanup()
 
     def restart(self) -> None:
@@ -170,6 +175,8 @@ class StubWorker:
             yield Prefilled(queue_seconds=0.001, prefill_seconds=0.002)
         else:
             await self.peers[start.source.worker_id].take_kv(start.key, start.source.epoch)
+            if self.before_kv_arrived is not None:
+                await self.before_kv_arrived(start.key)
             yield KVArrived(transfer_seconds=0.003, num_bytes=1000)
         if start.hands_over and step:
             yield await self._hold_kv(start.key)

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from tests.router.builders import job
@@ -73,7 +72,7 @@ async def test_a_worker_that_cannot_be_reached_is_passed_over() -> None:
     gone, there = StubWorker("a", epoch="ae"), StubWorker("b", epoch="be")
     client = Client()
     async with cluster(gone, there) as (driven, _):
-        await gone._runner.cleanup()
+        await gone.stop()
         for index in range(4):
             await driven.run(job(request_id=f"r{index}"), client.emit)
     assert client.text == "hello" * 4
@@ -188,16 +187,13 @@ async def test_a_prefill_worker_that_dies_holding_kv_loses_the_block() -> None:
     arrived = asyncio.Event()
     client = Client()
     async with cluster(prefill, other, decode) as (driven, _):
-        original = decode._run
 
-        async def slow(start: BlockStart) -> Any:
-            async for event in original(start):
-                if event.type == "kv_arrived" and not arrived.is_set():
-                    arrived.set()
-                    await asyncio.Event().wait()
-                yield event
+        async def hold_the_first(key: BlockKey) -> None:
+            if not arrived.is_set():
+                arrived.set()
+                await asyncio.Event().wait()
 
-        decode._run = slow  # type: ignore[method-assign]
+        decode.before_kv_arrived = hold_the_first
         answer = await asyncio.wait_for(driven.run(job(), client.emit), 10)
     assert client.text == "hello"
     assert answer.timings.num_retries == 1

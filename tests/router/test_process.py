@@ -92,7 +92,7 @@ async def is_up(router: RouterProcess) -> bool:
 
 @pytest.fixture
 def leased_model(model_folder: Path, leased: Fleet) -> Fleet:
-    leased._model = str(model_folder)
+    leased.model = str(model_folder)
     return leased
 
 
