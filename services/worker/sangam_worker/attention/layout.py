@@ -38,8 +38,3 @@ class AttentionLayout:
     kv_last_page_lengths: Int32s
     write_rows: Int64s
     write_slots: Int64s
-
-    @property
-    def num_sequences(self) -> int:
-        """Sequences in the batch."""
-        return len(self.kv_lengths)
