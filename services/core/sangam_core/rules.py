@@ -51,9 +51,14 @@ def check_decoding(family: Family, decoding: Decoding) -> None:
         )
 
 
+def keeps_kv(cache: str) -> bool:
+    """Whether a strategy holds pages between passes; else it runs on colocated workers only."""
+    return cache != "none"
+
+
 def decodes_in_blocks(family: Family, cache: str) -> bool:
     """Whether the mask buffer is decoded block by block; else it is one single block.
 
     Dream without a cache knows no blocks: its geometry is one block over the whole buffer.
     """
-    return not (family == "dream" and cache == "none")
+    return family != "dream" or keeps_kv(cache)

@@ -9,6 +9,7 @@ from sangam_core.decoding import Resume
 from sangam_core.errors import BlockLost
 from sangam_core.lifecycle import Command, Event, Request, advance
 from sangam_core.placement import Demand, Role
+from sangam_core.rules import keeps_kv
 from sangam_core.wire import (
     BlockKey,
     BlockStart,
@@ -46,15 +47,15 @@ class Run:
         deadline: float,
     ) -> None:
         geometry = job.geometry
-        keeps_kv = job.decoding.cache != "none"
+        has_kv = keeps_kv(job.decoding.cache)
         self.job = job
         self.request = Request(job.request_id, job.arrival_seconds, geometry)
         self.answer = AnswerState(job, mask_id, decode)
         self.demand = Demand(
             request_id=job.request_id,
             cost_tokens=geometry.total_tokens,
-            num_pages=geometry.num_pages if keeps_kv else 0,
-            needs_colocated=not keeps_kv,
+            num_pages=geometry.num_pages if has_kv else 0,
+            needs_colocated=not has_kv,
         )
         self.timings = Timings()
         self.avoid: set[str] = set()
@@ -81,13 +82,6 @@ class Run:
         return self.request.block == 0 and self.request.attempt == 0
 
     # -- what goes to workers ---------------------------------------------------------------
-
-    def next_key(self) -> BlockKey:
-        """Names the placement that is asked for; ``PREFILL_PLACED`` makes it the current one."""
-        request = self.request
-        return BlockKey(
-            request_id=request.request_id, block=request.block, attempt=request.attempt + 1
-        )
 
     def prefill_start(self, place: Place) -> BlockStart:
         """The current block from its start, or from where it was lost."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sangam_core.decoding import CacheName
 from sangam_core.errors import InvalidRequest
 from sangam_router.public_api.neutral import CHAT, COMPLETION, MESSAGE, without_neutral
 
@@ -62,7 +63,7 @@ class GenerationBody(_Body):
     unmasking: Any = None
     confidence_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     ignore_eos: bool | None = None
-    cache: Literal["dual", "prefix", "none"] | None = None
+    cache: CacheName | None = None
     include_timings: bool | None = None
 
 

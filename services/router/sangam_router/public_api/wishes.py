@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
 from sangam_core.errors import InvalidRequest, Unavailable
 from sangam_core.geometry import PAGE_TOKENS, Geometry
-from sangam_core.rules import check_decoding, decodes_in_blocks
+from sangam_core.rules import check_decoding, decodes_in_blocks, keeps_kv
 from sangam_router.fleet import FleetLimits
 from sangam_router.job import Job
 from sangam_router.model_files import ModelInfo
@@ -186,7 +186,7 @@ class Wishes:
                 f"the workers' SANGAM_BLOCK_LENGTH ({found}) is not the router's "
                 f"({self._limits.block_length})"
             )
-        if decoding.cache != "none":
+        if keeps_kv(decoding.cache):
             return min(room, limits.max_block_pages * PAGE_TOKENS)
         if not self._fleet.has_colocated:
             raise InvalidRequest(
