@@ -32,6 +32,11 @@ class Admission:
     is_idle_rule: bool = False
 
 
+def iteration_budget(carried_tokens: int, tau_tokens: int, decode_tokens: int) -> int:
+    """What an iteration may spend on prefills (tokens): S <- max(0, S + tau - D)."""
+    return max(0, carried_tokens + tau_tokens - decode_tokens)
+
+
 def admit(
     carried_tokens: int, tau_tokens: int, decode_tokens: int, candidates: Sequence[Candidate]
 ) -> Admission:
@@ -56,7 +61,7 @@ def admit(
     """
     if not candidates:
         return Admission(0, 0)
-    budget = max(0, carried_tokens + tau_tokens - decode_tokens)
+    budget = iteration_budget(carried_tokens, tau_tokens, decode_tokens)
     num_admitted = 0
     for candidate in candidates:
         if candidate.cost_tokens > budget or not candidate.has_pages:

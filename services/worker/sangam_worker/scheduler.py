@@ -8,7 +8,7 @@ the simulator call it: ``next_plan`` and ``apply`` in turn, the rest in between.
 from bisect import insort
 from dataclasses import dataclass
 
-from sangam_core.admission import Candidate, admit
+from sangam_core.admission import Candidate, admit, iteration_budget
 from sangam_core.answer import Completion, completion
 from sangam_core.decoding import Commit, EosRule
 from sangam_core.wire import BlockKey
@@ -234,7 +234,7 @@ class Scheduler:
 
     def _candidates(self, decode_tokens: int) -> list[Candidate]:
         """The waiting prefills from the head to the first that cannot be admitted."""
-        budget = max(0, self.carried_tokens + self.tau_tokens - decode_tokens)
+        budget = iteration_budget(self.carried_tokens, self.tau_tokens, decode_tokens)
         free = self.pages.num_free
         candidates: list[Candidate] = []
         for state in self._waiting:
