@@ -1,0 +1,2 @@
+{{- define "sangam.validate" -}}
+{{- end -}}
