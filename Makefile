@@ -26,7 +26,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast settings-table bench-engine bench-router clean
+.PHONY: help install up chat check format test test-fast settings-table chart-schema bench-engine bench-router clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,6 +66,10 @@ test-fast: $(STAMP) ## the tests that start no processes
 settings-table: $(STAMP) ## write the README's settings tables from the settings classes
 	$(BIN)/python -m sangam_router.local.settings_table README.md \
 		router=sangam_router.settings:RouterSettings worker=sangam_worker.settings:WorkerSettings
+
+chart-schema: $(STAMP) ## write the settings' part of the chart's schema from the settings classes
+	$(BIN)/python -m sangam_router.local.settings_schema charts/sangam/values.schema.json \
+		routerSettings=sangam_router.settings:RouterSettings workerSettings=sangam_worker.settings:WorkerSettings
 
 bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.engine_throughput

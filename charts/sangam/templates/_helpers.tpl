@@ -74,16 +74,20 @@ applies a number that it cannot conflict over. `helm template` knows no live set
 (dict "root" $ "kind" "StatefulSet" "name" NAME "count" VALUE)
 */}}
 {{- define "sangam.replicas" -}}
-{{- $live := lookup "apps/v1" .kind .root.Release.Namespace .name | default dict -}}
-{{- $rendered := dig "metadata" "annotations" "sangam.io/rendered-replicas" "" $live -}}
-{{- if eq $rendered (include "sangam.scalar" .count) -}}
-{{ dig "spec" "replicas" .count $live | int }}
+{{- if eq (include "sangam.renderedReplicas" .) (include "sangam.scalar" .count) -}}
+{{ (lookup "apps/v1" .kind .root.Release.Namespace .name).spec.replicas | int }}
 {{- else -}}
 {{ .count | int }}
 {{- end -}}
 {{- end -}}
 
-{{/* The fields of a security context's neighbours that every pod has. */}}
+{{/* The value that a set in the cluster was last rendered from, or nothing. Called like the above. */}}
+{{- define "sangam.renderedReplicas" -}}
+{{- $live := lookup "apps/v1" .kind .root.Release.Namespace .name | default dict -}}
+{{ dig "metadata" "annotations" "sangam.io/rendered-replicas" "" $live }}
+{{- end -}}
+
+{{/* What every pod has. */}}
 {{- define "sangam.podBasics" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
