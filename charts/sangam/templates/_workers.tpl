@@ -16,6 +16,20 @@ prefill decode colocated
 app.kubernetes.io/name=sangam,app.kubernetes.io/instance={{ .Release.Name }},app.kubernetes.io/component=worker
 {{- end -}}
 
+{{/* Something where a role's pods are on the host network, else nothing. */}}
+{{- define "sangam.hasHostNetworkWorkers" -}}
+{{- range $role := splitList " " (include "sangam.roles" .) }}
+{{- if (include "sangam.roleValues" (dict "root" $ "role" $role) | fromJson).hostNetwork }}{{ $role }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{/* The same for pods with an address of their own. */}}
+{{- define "sangam.hasPodNetworkWorkers" -}}
+{{- range $role := splitList " " (include "sangam.roles" .) }}
+{{- if not (include "sangam.roleValues" (dict "root" $ "role" $role) | fromJson).hostNetwork }}{{ $role }}{{ end }}
+{{- end }}
+{{- end -}}
+
 {{/* The grace period of a role's pods, seconds. */}}
 {{- define "sangam.workerGraceSeconds" -}}
 {{ .terminationGracePeriodSeconds | default (add (ceil .drainDeadlineSeconds) 30) | int }}
