@@ -195,9 +195,9 @@ async def test_the_internal_port_shows_the_fleet(leased: Fleet, model_folder: Pa
         'sangam_block_dispatches_total{role="prefill",stage="prefill"} 3.0',
         'sangam_block_dispatches_total{role="decode",stage="decode"} 3.0',
         "sangam_kv_transfer_seconds_count 3.0",
-        'sangam_fleet_deficit_tokens{role="decode",worker_id="d"} 7.0',
-        'sangam_fleet_outstanding_prefill_tokens{role="prefill",worker_id="p"} 0.0',
-        'sangam_fleet_free_pages{role="decode",worker_id="d"} 100.0',
+        'sangam_fleet_deficit_tokens{role="decode",worker="d",worker_id="d"} 7.0',
+        'sangam_fleet_outstanding_prefill_tokens{role="prefill",worker="p",worker_id="p"} 0.0',
+        'sangam_fleet_free_pages{role="decode",worker="d",worker_id="d"} 100.0',
         'sangam_waiting_line{line="prefill"} 0.0',
         "sangam_requests_in_flight 0.0",
     ):

@@ -136,6 +136,7 @@ class GatedTransport:
 
     Attributes:
         num_held_up: calls that have come to the gate.
+        complaint: what it says when it is asked how it is.
     """
 
     def __init__(self, inner: KVTransport) -> None:
@@ -143,6 +144,10 @@ class GatedTransport:
         self.gate = threading.Event()
         self.gate.set()
         self.num_held_up = 0
+        self.complaint: str | None = None
+
+    def ailment(self) -> str | None:
+        return self.complaint
 
     @property
     def name(self) -> str:

@@ -55,7 +55,7 @@ async def test_a_worker_registers_says_so_and_is_ready(server: RedisServer, watc
         assert 0 < await watch.redis.pttl(watch.keys.worker("w")) <= 5000
         assert await client.get(worker, "/readyz") == (
             200,
-            {"status": "ready", "reasons": [], "remarks": []},
+            {"worker_id": "w", "status": "ready", "reasons": [], "remarks": []},
         )
 
 

@@ -60,6 +60,7 @@ class WorkerLease(WireModel):
     """What a worker publishes of itself with every heartbeat.
 
     Attributes:
+        name: what people call it (a pod's name); empty: the id. node: the machine it runs on.
         epoch: random per process start and role switch, never counted.
         role: the effective role. boot_role: the one it started with.
         url: base of its internal API, e.g. ``http://10.0.0.7:21034``.
@@ -77,6 +78,8 @@ class WorkerLease(WireModel):
     model: str
     protocol: int = PROTOCOL_VERSION
     version: str = ""
+    name: str = ""
+    node: str = ""
     is_draining: bool = False
     total_pages: int
     free_pages: int

@@ -89,6 +89,8 @@ class FleetReport(Collector):
         lease = self._leases.get(worker.worker_id) or self._fleet.leases[worker.worker_id]
         return {
             "worker_id": worker.worker_id,
+            "name": lease.name or worker.worker_id,
+            "node": lease.node,
             "epoch": worker.epoch,
             "url": lease.url,
             "role": worker.role.value,
@@ -122,7 +124,9 @@ def _worker_gauges(
     snapshot: FleetSnapshot, leases: Mapping[str, WorkerLease]
 ) -> list[GaugeMetricFamily]:
     def family(name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"sangam_fleet_{name}", text, labels=["worker_id", "role"])
+        return GaugeMetricFamily(
+            f"sangam_fleet_{name}", text, labels=["worker", "worker_id", "role"]
+        )
 
     outstanding = family("outstanding_prefill_tokens", "o_w of Algorithm 2")
     deficit = family("deficit_tokens", "Budget S carried on by Algorithm 1, at the last heartbeat")
@@ -130,12 +134,13 @@ def _worker_gauges(
     total = family("total_pages", "KV pool")
     draining = family("is_draining", "1 while the worker takes no new work")
     for worker in snapshot.fleet.workers:
-        labels = [worker.worker_id, worker.role.value]
+        lease = leases.get(worker.worker_id)
+        name = lease.name if lease is not None else ""
+        labels = [name or worker.worker_id, worker.worker_id, worker.role.value]
         outstanding.add_metric(labels, worker.outstanding_prefill_tokens)
         free.add_metric(labels, worker.free_pages)
         total.add_metric(labels, worker.total_pages)
         draining.add_metric(labels, int(worker.is_draining))
-        lease = leases.get(worker.worker_id)
         if lease is not None:
             deficit.add_metric(labels, lease.carried_tokens)
     return [outstanding, deficit, free, total, draining]

@@ -92,6 +92,7 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
     metrics = RouterMetrics()
     redis = connect(
         settings.redis_url.get_secret_value(),
+        password=settings.redis_password,
         cluster=settings.redis_cluster,
         timeout_seconds=settings.redis_timeout_seconds,
     )

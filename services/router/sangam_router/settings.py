@@ -58,7 +58,9 @@ class RouterSettings(ServiceSettings):
     # -- what it talks to -----------------------------------------------------------------
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """Redis >= 6.2 or Valkey; ``rediss://`` for TLS (``?ssl_ca_certs=FILE`` for an own
-    authority), user and password in the URL."""
+    authority)."""
+    redis_password: SecretStr | None = None
+    """Redis' password, in any characters; wins over one in ``redis_url``."""
     redis_namespace: str = "sangam"
     """Prefix of every key, so that deployments can share a Redis."""
     redis_cluster: bool = False

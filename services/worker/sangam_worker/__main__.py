@@ -41,6 +41,8 @@ def main() -> int:
     try:
         settings = read_settings(WorkerSettings)
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
+        if settings.port_file is not None:  # of an earlier process, whose port may be another's
+            settings.port_file.unlink(missing_ok=True)
         return asyncio.run(_serve(settings, _load(settings)))
     except ConfigurationError as error:
         print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201

@@ -88,13 +88,17 @@ class RoleControl:
             self._metrics.unknown_role_desired()
             log.warning("unknown desired role ignored", role=text, known=[*Role])
 
-    async def leave(self) -> None:
-        """Take no new blocks and let those here finish, within the deadline."""
+    def begin_to_leave(self) -> None:
+        """Take no new blocks ever again; those that wait are handed back, the others finish."""
         self._standing.close(Closure.LEAVING)
         if self._switching is not None:
             self._switching.cancel()
+        self._loop.hand_back_waiting(_lost("draining", self._standing))
+
+    async def leave(self) -> None:
+        """Let the blocks here finish, within the deadline, and take no new ones."""
+        self.begin_to_leave()
         reason = _lost("draining", self._standing)
-        self._loop.hand_back_waiting(reason)
         if not await self._service.emptied(self._drain_deadline_seconds):
             self._loop.drop_all(reason)
             await self._service.emptied(_DROP_SECONDS)

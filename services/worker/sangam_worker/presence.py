@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+from pydantic import SecretStr
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -19,6 +20,7 @@ from redis.backoff import NoBackoff
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.lease import LedgerKeys, WorkerLease
+from sangam_core.redis_url import without_password
 from sangam_worker.metrics import WorkerMetrics
 
 Client = Redis | RedisCluster
@@ -50,8 +52,13 @@ under the same id while this one was leaving: it stays.
 log = structlog.get_logger(__name__)
 
 
-def connect(url: str, *, is_cluster: bool, timeout_seconds: float) -> Client:
+def connect(
+    url: str, *, is_cluster: bool, timeout_seconds: float, password: SecretStr | None = None
+) -> Client:
     """A client that never waits longer than told and never repeats a command by itself.
+
+    Args:
+        password: wins over one in the URL.
 
     Raises:
         ConfigurationError: the URL cannot be used.
@@ -63,6 +70,9 @@ def connect(url: str, *, is_cluster: bool, timeout_seconds: float) -> Client:
         "socket_keepalive": True,
         "protocol": 2,
     }
+    if password is not None:
+        settings["password"] = password.get_secret_value()
+        url = without_password(url)
     try:
         if is_cluster:
             # One more try follows a fail-over; a lease may be written twice.

@@ -83,6 +83,7 @@ class Worker:
             settings.redis_url.get_secret_value(),
             is_cluster=settings.redis_cluster,
             timeout_seconds=settings.redis_timeout_seconds,
+            password=settings.redis_password,
         )
         self._pinger: asyncio.Task[None] | None = None
 
@@ -203,6 +204,7 @@ class Worker:
             exchange=self.exchange,
             control=self.control,
             probes=Probes(
+                worker_id=self.standing.worker_id,
                 ailment=self.loop.ailment,
                 reasons_not_ready=self._reasons_not_ready,
                 remarks=self.control.remarks,
@@ -217,7 +219,12 @@ class Worker:
         )
 
     def _reasons_not_ready(self) -> list[str]:
-        reasons = [self.loop.ailment(), self.presence.trouble, *self.standing.closures]
+        reasons = [
+            self.loop.ailment(),
+            self.presence.trouble,
+            self._transport.ailment(),
+            *self.standing.closures,
+        ]
         return [str(reason) for reason in reasons if reason is not None]
 
     def _lease(self) -> WorkerLease:
@@ -230,6 +237,8 @@ class Worker:
             url=standing.url,
             model=standing.model,
             version=_version(),
+            name=settings.worker_name or standing.worker_id,
+            node=settings.node_name,
             is_draining=standing.is_draining,
             total_pages=self._engine.kv_pool.total_pages,
             free_pages=status.free_pages,

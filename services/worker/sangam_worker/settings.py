@@ -75,6 +75,13 @@ class WorkerSettings(ServiceSettings):
     """Name in the ledger, metrics and logs; unique over the fleet. Default: the host name and
     six random digits, so that two workers on a host differ."""
 
+    worker_name: Annotated[str, Field(max_length=253)] = ""
+    """What people call this worker (on Kubernetes the pod's name, while the id is its UID).
+    Default: the worker id."""
+
+    node_name: Annotated[str, Field(max_length=253)] = ""
+    """The machine it runs on, shown to operators."""
+
     host: str = "127.0.0.1"
     """Address that the internal API binds. Wildcards need ``advertise_host``."""
 
@@ -97,7 +104,10 @@ class WorkerSettings(ServiceSettings):
     set."""
 
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
-    """The ledger's Redis; ``rediss://`` for TLS, the password within. Kept out of logs."""
+    """The ledger's Redis; ``rediss://`` for TLS. Kept out of logs."""
+
+    redis_password: SecretStr | None = None
+    """Redis' password, in any characters; wins over one in ``redis_url``."""
 
     redis_cluster: bool = False
     """Whether ``redis_url`` names a node of a Redis Cluster."""

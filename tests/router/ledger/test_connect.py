@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from tests.router.ledger.tls_front import make_certificate, tls_front
 from tests.router.ledger.world import World, block, demand, lease, load_of, placer, ticket, until
 
@@ -92,6 +93,12 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
             await world.router(redis=redis).snapshot()
         assert "certificate" in str(raised.value.__cause__).lower()
         await redis.aclose()
+
+
+async def test_a_password_of_its_own_wins_over_the_urls() -> None:
+    with running_redis(password="opens") as server:
+        url = f"redis://:wrong@127.0.0.1:{server.port}/0"
+        await serve_a_block(connect(url, password=SecretStr("opens")))
 
 
 async def test_a_wrong_password_is_told(world: World) -> None:

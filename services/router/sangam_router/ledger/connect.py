@@ -6,6 +6,7 @@ Decides timeouts and connection settings: nothing may hang, and retrying is the 
 
 from typing import Any
 
+from pydantic import SecretStr
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -13,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from sangam_core.errors import ConfigurationError
+from sangam_core.redis_url import without_password
 from sangam_router.ledger.scripts import Client
 
 _CLUSTER_NUM_RETRIES = 1
@@ -22,6 +24,7 @@ _CLUSTER_NUM_RETRIES = 1
 def connect(
     url: str,
     *,
+    password: SecretStr | None = None,
     cluster: bool = False,
     timeout_seconds: float = 2.0,
     health_check_seconds: float = 15.0,
@@ -32,6 +35,7 @@ def connect(
         url: ``redis://[[user]:password@]host:port[/db]``, or ``rediss://`` for TLS (redis-py's
             query parameters, e.g. ``?ssl_ca_certs=/ca.crt``, are understood). Of a cluster, any
             node.
+        password: wins over one in the URL.
         timeout_seconds: of connecting, and of every reply.
         health_check_seconds: a connection idle for longer is probed before it is used.
 
@@ -46,6 +50,9 @@ def connect(
         "health_check_interval": health_check_seconds,
         "protocol": 2,
     }
+    if password is not None:
+        settings["password"] = password.get_secret_value()
+        url = without_password(url)
     try:
         if cluster:
             return RedisCluster.from_url(
@@ -53,9 +60,4 @@ def connect(
             )
         return Redis.from_url(url, retry=Retry(NoBackoff(), 0), **settings)
     except (ValueError, TypeError, exceptions.RedisError) as error:
-        raise ConfigurationError(f"redis url {_without_password(url)!r}: {error}") from error
-
-
-def _without_password(url: str) -> str:
-    scheme, found, rest = url.partition("://")
-    return f"{scheme}{found}{rest.rpartition('@')[2]}"
+        raise ConfigurationError(f"redis url {without_password(url)!r}: {error}") from error

@@ -1,4 +1,4 @@
-"""Operator routes: drain, undrain, role."""
+"""Operator routes: drain, undrain, role; and leave, for the hook that runs before SIGTERM."""
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -19,6 +19,11 @@ def control_routes(control: RoleControl) -> APIRouter:
     @router.post("/undrain")
     async def undrain() -> JSONResponse:
         control.undrain()
+        return JSONResponse(control.report())
+
+    @router.post("/leave")
+    async def leave() -> JSONResponse:
+        control.begin_to_leave()
         return JSONResponse(control.report())
 
     @router.post("/role")

@@ -15,11 +15,13 @@ class Probes:
     """How to find out about health and readiness.
 
     Attributes:
+        worker_id: who answers; with the host network a probe may reach a neighbour.
         ailment: what is wrong with the process, ``None`` when nothing is.
         reasons_not_ready: why it should get no new work; empty when ready.
         remarks: things an operator should know that change neither (refused desired roles).
     """
 
+    worker_id: str
     ailment: Callable[[], str | None]
     reasons_not_ready: Callable[[], Sequence[str]]
     remarks: Callable[[], Sequence[str]]
@@ -32,15 +34,21 @@ def probe_routes(probes: Probes, metrics: WorkerMetrics) -> APIRouter:
     @router.get("/healthz")
     async def healthz() -> JSONResponse:
         ailment = probes.ailment()
+        body = {"worker_id": probes.worker_id, "status": "sick" if ailment else "ok"}
         if ailment is None:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "sick", "reason": ailment}, 503)
+            return JSONResponse(body)
+        return JSONResponse({**body, "reason": ailment}, 503)
 
     @router.get("/readyz")
     async def readyz() -> JSONResponse:
         reasons = list(probes.reasons_not_ready())
-        body = {"status": "not ready" if reasons else "ready", "reasons": reasons}
-        return JSONResponse({**body, "remarks": list(probes.remarks())}, 503 if reasons else 200)
+        body = {
+            "worker_id": probes.worker_id,
+            "status": "not ready" if reasons else "ready",
+            "reasons": reasons,
+            "remarks": list(probes.remarks()),
+        }
+        return JSONResponse(body, 503 if reasons else 200)
 
     @router.get("/metrics")
     async def exposition() -> Response:

@@ -79,6 +79,14 @@ class GlooTransport:
             raise TransferError(f"gloo did not connect: {_first_line(error)}") from None
         return GlooChannel(group, peer=1 - _RANKS[side], pool=self._pool)
 
+    def ailment(self) -> str | None:
+        """Whether the store, which every peer meets at, can be opened."""
+        try:
+            self.offer()
+        except RuntimeError as error:
+            return f"gloo cannot open its store at {self._host}: {_first_line(error)}"
+        return None
+
     def close(self) -> None:
         """Give up the store."""
         with self._lock:

@@ -72,6 +72,10 @@ class LoopbackTransport:
             _wait(wire, lambda: len(wire.sides) == 2, time.monotonic() + timeout_seconds)
         return LoopbackChannel(wire, self._pool)
 
+    def ailment(self) -> str | None:
+        """A wire in memory is always there."""
+        return None
+
     def close(self) -> None:
         """Hold nothing."""
 

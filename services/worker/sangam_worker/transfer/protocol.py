@@ -68,6 +68,10 @@ class KVTransport(Protocol):
         """
         ...
 
+    def ailment(self) -> str | None:
+        """Why no KV can move to or from here, ``None`` when it can. Quick: readiness asks it."""
+        ...
+
     def close(self) -> None:
         """Give back what the transport itself holds; channels are aborted by their owners."""
         ...
