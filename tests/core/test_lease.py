@@ -102,7 +102,13 @@ def test_an_older_lease_without_later_fields_is_kept() -> None:
 
 def test_every_key_carries_the_namespace_as_hash_tag_and_the_version() -> None:
     keys = LedgerKeys("blue")
-    names = [keys.workers, keys.worker("w0"), keys.desired_role("w0"), keys.wake_channel]
+    names = [
+        keys.workers,
+        keys.worker("w0"),
+        keys.desired("w0"),
+        keys.refused("w0"),
+        keys.wake_channel,
+    ]
     assert len(set(names)) == len(names)
     assert all(name.startswith(f"{{blue}}:v{LEDGER_VERSION}:") for name in names)
 

@@ -165,7 +165,7 @@ class RunningCluster:
 
     async def desire_role(self, place: Place, role: Role) -> None:
         """Change a worker's role through the ledger."""
-        await self.redis.set(self.keys.desired_role(place.process.name), role.value)
+        await self.redis.hset(self.keys.desired(place.process.name), "role", role.value)
 
     async def has_role(self, place: Place, role: Role) -> None:
         """Wait until a worker has a role and takes blocks, and the ledger says so."""

@@ -174,7 +174,9 @@ async def test_what_no_pool_holds_is_refused_at_once(leased: Fleet, model_folder
 async def test_the_internal_port_shows_the_fleet(leased: Fleet, model_folder: Path) -> None:
     prefill, decode = prefill_and_decode(TEXT)
     async with workers(leased, prefill, decode), router(leased, model_folder) as (parts, client):
-        await leased.redis.set(leased.keys.desired_role("p"), "decode")
+        await leased.redis.hset(
+            leased.keys.desired("p"), mapping={"role": "decode", "is_drained": "1"}
+        )
         assert await ask(client) == TEXT
         app = internal_app(parts.public.metrics, parts.report, parts.readiness)
         transport = httpx.ASGITransport(app=app)
@@ -188,6 +190,8 @@ async def test_the_internal_port_shows_the_fleet(leased: Fleet, model_folder: Pa
     by_id = {worker["worker_id"]: worker for worker in fleet["workers"]}
     assert fleet["is_ready"]
     assert (by_id["p"]["role"], by_id["p"]["desired_role"]) == ("prefill", "decode")
+    assert by_id["p"]["is_drain_desired"]
+    assert (by_id["p"]["name"], by_id["p"]["refused"]) == ("p", None)
     assert by_id["d"]["free_pages"] == 100
     assert by_id["d"]["carried_tokens"] == 7
     for line in (

@@ -216,7 +216,7 @@ async def test_the_ledger_s_desired_role_is_taken_and_its_removal_keeps_the_role
 ) -> None:
     settings = {"redis_url": server.url, "worker_id": "w", **QUICK}
     async with a_worker(**settings) as worker, a_client() as client, a_watch(server) as watch:
-        await watch.redis.set(watch.keys.desired_role("w"), "decode")
+        await watch.redis.hset(watch.keys.desired("w"), "role", "decode")
 
         async def is_decode() -> bool:
             lease = await watch.lease("w")
@@ -227,7 +227,7 @@ async def test_the_ledger_s_desired_role_is_taken_and_its_removal_keeps_the_role
         assert lease is not None
         assert (lease.boot_role, lease.epoch) == (Role.COLOCATED, worker.standing.epoch)
         assert await order(client, worker, Role.PREFILL) == 409
-        await watch.redis.delete(watch.keys.desired_role("w"))
+        await watch.redis.delete(watch.keys.desired("w"))
 
         async def order_is_taken() -> bool:
             return await order(client, worker, Role.DECODE) == 202
@@ -242,7 +242,7 @@ async def test_an_unknown_desired_role_is_refused_where_it_can_be_seen(server: R
     settings = {"redis_url": server.url, "worker_id": "w", **QUICK}
     with capture_logs() as logs:
         async with a_worker(**settings) as worker, a_client() as client, a_watch(server) as watch:
-            await watch.redis.set(watch.keys.desired_role("w"), "chef")
+            await watch.redis.hset(watch.keys.desired("w"), "role", "chef")
 
             async def is_remarked() -> bool:
                 _, body = await client.get(worker, "/readyz")
@@ -255,6 +255,25 @@ async def test_an_unknown_desired_role_is_refused_where_it_can_be_seen(server: R
             assert await client.metric(worker, sample) == 1
     told = [entry for entry in logs if entry.get("role") == "chef"]
     assert [entry["log_level"] for entry in told] == ["warning"]
+
+
+@pytest.mark.integration
+async def test_a_desired_drain_closes_the_worker_until_it_is_taken_back(
+    server: RedisServer,
+) -> None:
+    settings = {"redis_url": server.url, "worker_id": "w", **QUICK}
+    async with a_worker(**settings) as worker, a_client() as client, a_watch(server) as watch:
+        await watch.redis.hset(watch.keys.desired("w"), "is_drained", "1")
+        await eventually(lambda: worker.standing.is_draining)
+        status, body = await client.refused(worker, a_start(worker, "late"))
+        assert (status, body["code"]) == (409, "draining")
+        await watch.redis.delete(watch.keys.desired("w"))  # Redis lost it: keep what is
+        lease = await watch.lease_once_held("w")
+        assert lease.is_draining
+        await drain(client, worker, "undrain")  # an operator's word does not lift the ledger's
+        assert worker.standing.is_draining
+        await watch.redis.hset(watch.keys.desired("w"), "is_drained", "0")
+        await eventually(lambda: not worker.standing.is_draining)
 
 
 # -- leaving --------------------------------------------------------------------------------------

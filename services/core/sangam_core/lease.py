@@ -6,6 +6,7 @@ so that old and new routers run side by side.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -43,9 +44,16 @@ class LedgerKeys:
         """Hash with expiry: a worker's lease (``WorkerLease`` fields)."""
         return f"{self.prefix}worker:{worker_id}"
 
-    def desired_role(self, worker_id: str) -> str:
-        """String: the role an operator wants the worker to have; absent means keep."""
-        return f"{self.prefix}desired_role:{worker_id}"
+    def desired(self, worker_id: str) -> str:
+        """Hash: what an operator wants of the worker (``DesiredState`` fields, and ``version``).
+
+        A field, or the key, that is missing means that the worker keeps what it has.
+        """
+        return f"{self.prefix}desired:{worker_id}"
+
+    def refused(self, worker_id: str) -> str:
+        """Hash: a wish that was not granted (as in ``desired``), and why: ``reason``."""
+        return f"{self.prefix}refused:{worker_id}"
 
     @property
     def wake_channel(self) -> str:
@@ -54,6 +62,28 @@ class LedgerKeys:
         A worker publishes its id here when its lease is new, drains or changes its role.
         """
         return self.prefix + "wake"
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """What an operator wants of a worker, as the worker reads it at every heartbeat.
+
+    Attributes:
+        role: text, since an unknown one must be refused and shown. None: keep the role.
+        is_drained: whether it takes new blocks. None: keep.
+    """
+
+    role: str | None = None
+    is_drained: bool | None = None
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, str]) -> "DesiredState":
+        """Read it back; what is missing means keep."""
+        is_drained = fields.get("is_drained")
+        return cls(
+            role=fields.get("role") or None,
+            is_drained=None if is_drained not in ("0", "1") else is_drained == "1",
+        )
 
 
 class WorkerLease(WireModel):

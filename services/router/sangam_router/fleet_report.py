@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from sangam_core.errors import Unavailable
-from sangam_core.lease import LedgerKeys, WorkerLease
+from sangam_core.lease import DesiredState, LedgerKeys, WorkerLease
 from sangam_core.placement import WorkerLoad
 from sangam_router.fleet import FleetView
 from sangam_router.ledger import FleetSnapshot, Ledger, Line
@@ -36,31 +36,35 @@ class FleetReport(Collector):
         self._keys: LedgerKeys = ledger.keys
         self._timeout_seconds = timeout_seconds
         self._leases: dict[str, WorkerLease] = {}
-        self._desired_roles: dict[str, str] = {}
+        self._desired: dict[str, DesiredState] = {}
+        self._refused: dict[str, dict[str, str]] = {}
 
     async def refresh(self) -> None:
-        """Read leases and desired roles anew; keeps what it has when Redis does not answer."""
+        """Read leases, wishes and refusals anew; keeps what it has when Redis does not answer."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 snapshot = await self._ledger.snapshot()
                 pipe = self._redis.pipeline(transaction=False)
                 for worker_id in snapshot.leases:
                     pipe.hgetall(self._keys.worker(worker_id))
-                    pipe.get(self._keys.desired_role(worker_id))
+                    pipe.hgetall(self._keys.desired(worker_id))
+                    pipe.hgetall(self._keys.refused(worker_id))
                 replies = await pipe.execute()
         except (Unavailable, TimeoutError, RedisError, OSError):
             return
         leases: dict[str, WorkerLease] = {}
-        desired: dict[str, str] = {}
-        for worker_id, fields, role in zip(
-            snapshot.leases, replies[::2], replies[1::2], strict=True
+        desired: dict[str, DesiredState] = {}
+        refused: dict[str, dict[str, str]] = {}
+        for worker_id, fields, wish, refusal in zip(
+            snapshot.leases, replies[::3], replies[1::3], replies[2::3], strict=True
         ):
             lease = WorkerLease.from_fields(fields)
             if lease is not None:
                 leases[worker_id] = lease
-            if role:
-                desired[worker_id] = role
-        self._leases, self._desired_roles = leases, desired
+            desired[worker_id] = DesiredState.from_fields(wish)
+            if refusal:
+                refused[worker_id] = refusal
+        self._leases, self._desired, self._refused = leases, desired, refused
 
     def body(self) -> dict[str, Any]:
         """The fleet as JSON."""
@@ -87,6 +91,7 @@ class FleetReport(Collector):
 
     def _worker(self, worker: WorkerLoad) -> dict[str, Any]:
         lease = self._leases.get(worker.worker_id) or self._fleet.leases[worker.worker_id]
+        desired = self._desired.get(worker.worker_id, DesiredState())
         return {
             "worker_id": worker.worker_id,
             "name": lease.name or worker.worker_id,
@@ -94,7 +99,9 @@ class FleetReport(Collector):
             "epoch": worker.epoch,
             "url": lease.url,
             "role": worker.role.value,
-            "desired_role": self._desired_roles.get(worker.worker_id),
+            "desired_role": desired.role,
+            "is_drain_desired": bool(desired.is_drained),
+            "refused": self._refusal(worker.worker_id),
             "boot_role": lease.boot_role.value,
             "is_draining": worker.is_draining,
             "outstanding_prefill_tokens": worker.outstanding_prefill_tokens,
@@ -108,6 +115,18 @@ class FleetReport(Collector):
             "model": lease.model,
             "protocol": lease.protocol,
             "version": lease.version,
+        }
+
+    def _refusal(self, worker_id: str) -> dict[str, Any] | None:
+        """A wish for this worker that was not granted, with its reason."""
+        refusal = self._refused.get(worker_id)
+        if refusal is None:
+            return None
+        wish = DesiredState.from_fields(refusal)
+        return {
+            "role": wish.role,
+            "is_drained": bool(wish.is_drained),
+            "reason": refusal.get("reason", ""),
         }
 
     # -- Prometheus -------------------------------------------------------------------------

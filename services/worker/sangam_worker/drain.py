@@ -1,7 +1,7 @@
 """Draining, role switches and leaving: how a worker stops taking blocks and lets them finish.
 
-Orders come from operators (API), from the ledger (a desired role, seen at heartbeats) and from
-SIGTERM. Prefills that have not run are handed back at once; running decodes and held KV finish,
+Orders come from operators (API), from the ledger (a desired role or drain, seen at heartbeats)
+and from SIGTERM. Prefills that have not run are handed back at once; running decodes and held KV finish,
 up to a deadline; then they are lost here and start again elsewhere.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from sangam_core.errors import SangamError
+from sangam_core.lease import DesiredState
 from sangam_core.placement import Role
 from sangam_core.wire import LossReason
 from sangam_worker.loop import EngineLoop
@@ -76,8 +77,18 @@ class RoleControl:
             )
         self._switch_to(role)
 
-    def desire(self, text: str | None) -> None:
-        """Take in what the ledger asks for; ``None`` keeps the role, an unknown one is refused."""
+    def desire(self, desired: DesiredState) -> None:
+        """Take in what the ledger asks for; what it does not name is kept."""
+        if desired.is_drained is True:
+            if Closure.DESIRED not in self._standing.closures:
+                self._standing.close(Closure.DESIRED)
+                self._loop.hand_back_waiting(_lost("draining", self._standing))
+        elif desired.is_drained is False:
+            self._standing.reopen(Closure.DESIRED)
+        self._desire_role(desired.role)
+
+    def _desire_role(self, text: str | None) -> None:
+        """``None`` keeps the role, an unknown one is refused."""
         if text is None:
             self._desired = self._unknown_desire = None
         elif text in set(Role):

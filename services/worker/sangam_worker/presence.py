@@ -1,7 +1,7 @@
 """The worker's lease in Redis: written anew with every heartbeat, gone when the worker is.
 
-Also where the ledger's wish for another role is seen. Decides when to announce and how to bear
-Redis being away: the worker keeps serving, tries again, and says so once per change. What is in
+Also where the ledger's wish for another role, or a drain, is seen. Decides when to announce and
+how to bear Redis being away: the worker keeps serving, tries again, and says so once per change. What is in
 the lease is ``lease``'s decision.
 """
 
@@ -19,7 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from sangam_core.errors import ConfigurationError
-from sangam_core.lease import LedgerKeys, WorkerLease
+from sangam_core.lease import DesiredState, LedgerKeys, WorkerLease
 from sangam_core.redis_url import without_password
 from sangam_worker.metrics import WorkerMetrics
 
@@ -32,10 +32,10 @@ local was_known = redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], unpack(ARGV, 3))
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 redis.call('SADD', KEYS[2], ARGV[2])
-return {was_known, redis.call('GET', KEYS[3])}
+return {was_known, redis.call('HGET', KEYS[3], 'role'), redis.call('HGET', KEYS[3], 'is_drained')}
 """
 """Lease (KEYS[1], written anew so that another version's fields do not linger), set of workers,
-desired role; expiry in milliseconds, worker id, fields and values. A script, since redis-py's
+desired state; expiry in milliseconds, worker id, fields and values. A script, since redis-py's
 transactions on a cluster block the event loop.
 """
 
@@ -88,7 +88,7 @@ class Presence:
     Args:
         lease: the lease as it should read now.
         is_fit: whether the worker should be known at all (a dead GPU thread should not).
-        on_desired_role: called with what the ledger asks for, at each heartbeat.
+        on_desired: called with what the ledger asks for, at each heartbeat.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Presence:
         *,
         lease: Callable[[], WorkerLease],
         is_fit: Callable[[], bool],
-        on_desired_role: Callable[[str | None], None],
+        on_desired: Callable[[DesiredState], None],
         metrics: WorkerMetrics,
         heartbeat_seconds: float,
         lease_seconds: float,
@@ -108,7 +108,7 @@ class Presence:
         self._keys = keys
         self._lease = lease
         self._is_fit = is_fit
-        self._on_desired_role = on_desired_role
+        self._on_desired = on_desired
         self._metrics = metrics
         self._heartbeat_seconds = heartbeat_seconds
         self._lease_seconds = lease_seconds
@@ -195,7 +195,7 @@ class Presence:
         news = (lease.role, lease.epoch, lease.is_draining)
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                desired_role, was_known = await self._renew(lease)
+                desired, was_known = await self._renew(lease)
                 if news != self._announced or not was_known:
                     await self._redis.publish(self._keys.wake_channel, lease.worker_id)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
@@ -209,23 +209,24 @@ class Presence:
             self._trouble = None
         self._metrics.heartbeat(is_held=True)
         self._metrics.lease_is(is_held=True)
-        self._on_desired_role(desired_role)
+        self._on_desired(desired)
         return True
 
-    async def _renew(self, lease: WorkerLease) -> tuple[str | None, bool]:
-        """Write the lease in one step; the desired role, and whether a lease was there."""
+    async def _renew(self, lease: WorkerLease) -> tuple[DesiredState, bool]:
+        """Write the lease in one step; the desired state, and whether a lease was there."""
         keys = (
             self._keys.worker(lease.worker_id),
             self._keys.workers,
-            self._keys.desired_role(lease.worker_id),
+            self._keys.desired(lease.worker_id),
         )
-        fields = (word for field in lease.fields().items() for word in field)
+        words = (word for field in lease.fields().items() for word in field)
         lease_milliseconds = str(int(self._lease_seconds * 1000))
         answer: Any = self._redis.eval(
-            _RENEW, len(keys), *keys, lease_milliseconds, lease.worker_id, *fields
+            _RENEW, len(keys), *keys, lease_milliseconds, lease.worker_id, *words
         )
-        was_known, desired_role = await answer
-        return desired_role, bool(was_known)
+        was_known, role, is_drained = await answer
+        fields = {"role": role, "is_drained": is_drained}
+        return DesiredState.from_fields(fields), bool(was_known)
 
     def _failed(self, trouble: str) -> None:
         if self._trouble is None:

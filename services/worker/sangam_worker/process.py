@@ -191,7 +191,7 @@ class Worker:
             LedgerKeys(settings.redis_namespace),
             lease=self._lease,
             is_fit=lambda: self.loop.ailment() is None,
-            on_desired_role=self.control.desire,
+            on_desired=self.control.desire,
             metrics=self.metrics,
             heartbeat_seconds=settings.heartbeat_seconds,
             lease_seconds=settings.lease_seconds,

@@ -17,6 +17,7 @@ class Closure(StrEnum):
     """Why no new block is taken."""
 
     OPERATOR = "drained by an operator"
+    DESIRED = "drained by the ledger's wish"
     ROLE_SWITCH = "switching its role"
     LEAVING = "shutting down"
 
