@@ -5,7 +5,8 @@ Redis when asked; decides nothing.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -16,6 +17,7 @@ from sangam_core.errors import Unavailable
 from sangam_core.lease import DesiredState, LedgerKeys, WorkerLease
 from sangam_core.placement import WorkerLoad
 from sangam_router.fleet import FleetView
+from sangam_router.fleet_watch import WatchStatus
 from sangam_router.ledger import FleetSnapshot, Ledger, Line
 from sangam_router.ledger.scripts import Client
 
@@ -25,16 +27,24 @@ class FleetReport(Collector):
 
     Args:
         timeout_seconds: of one look into Redis; after it the last known state is shown.
+        watch_status: how the pods' watcher is.
     """
 
     def __init__(
-        self, redis: Client, ledger: Ledger, fleet: FleetView, *, timeout_seconds: float
+        self,
+        redis: Client,
+        ledger: Ledger,
+        fleet: FleetView,
+        *,
+        timeout_seconds: float,
+        watch_status: Callable[[], WatchStatus] = WatchStatus,
     ) -> None:
         self._redis = redis
         self._ledger = ledger
         self._fleet = fleet
         self._keys: LedgerKeys = ledger.keys
         self._timeout_seconds = timeout_seconds
+        self._watch_status = watch_status
         self._leases: dict[str, WorkerLease] = {}
         self._desired: dict[str, DesiredState] = {}
         self._refused: dict[str, dict[str, str]] = {}
@@ -80,6 +90,7 @@ class FleetReport(Collector):
                 {"worker_id": lease.worker_id, "model": lease.model, "protocol": lease.protocol}
                 for lease in (snapshot.incompatible if snapshot else ())
             ],
+            "watcher": asdict(self._watch_status()),
             "waiting": {
                 "num_prefills": snapshot.num_waiting if snapshot else 0,
                 "num_decodes": snapshot.num_pending_decodes if snapshot else 0,

@@ -69,6 +69,14 @@ class RouterMetrics:
             "Blocks given to workers, by stage and the worker's role",
             ("stage", "role"),
         )
+        self.desired_roles_refused = counter(
+            "desired_role_refused",
+            "Wishes for a worker's role or drain that were not granted, once per wish and router",
+            ("reason",),
+        )
+        self.fleet_watch_synced = gauge(
+            "fleet_watch_synced", "1 while the pods' annotations are followed"
+        )
         self.retries = counter(
             "retries", "Blocks placed again: lost (worker, transfer) or refused", ("reason",)
         )

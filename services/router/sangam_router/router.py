@@ -14,10 +14,13 @@ import structlog
 from sangam_router.driver import Driver, DriverLimits
 from sangam_router.fleet import FleetView
 from sangam_router.fleet_report import FleetReport
+from sangam_router.fleet_watch import FleetWatcher, WatchStatus
+from sangam_router.fleet_watch.start import fleet_watcher
 from sangam_router.internal_api import Readiness, internal_app
 from sangam_router.ledger import Ledger
 from sangam_router.ledger.connect import connect
 from sangam_router.ledger.placing import Placer
+from sangam_router.ledger.scripts import Client
 from sangam_router.ledger_places import LedgerPlaces
 from sangam_router.metrics import RouterMetrics
 from sangam_router.model_files import ModelInfo, model_folder, read_model_info
@@ -114,33 +117,50 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
         silence_seconds=settings.silence_seconds,
     )
     driver = _driver(settings, model, ledger, fleet, client, metrics)
-    parts = Parts(
-        public=PublicParts(
-            settings=settings,
-            tokenizer=model.tokenizer,
-            wishes=Wishes(model.info, _service_limits(settings), fleet),
-            driver=driver,
-            metrics=metrics,
-        ),
-        report=FleetReport(
-            redis, ledger, fleet, timeout_seconds=2 * settings.redis_timeout_seconds
-        ),
-        readiness=Readiness(fleet, redis_grace_seconds=settings.redis_grace_seconds),
-    )
     try:
-        async with client, asyncio.TaskGroup() as group:
-            background = [
-                group.create_task(ledger.run(), name="ledger"),
-                group.create_task(fleet.run(settings.fleet_refresh_seconds), name="fleet"),
-            ]
+        async with (
+            client,
+            fleet_watcher(settings, redis, metrics) as watcher,
+            asyncio.TaskGroup() as group,
+        ):
+            jobs = [ledger.run(), fleet.run(settings.fleet_refresh_seconds)]
+            if watcher is not None:
+                jobs.append(watcher.run())
+            background = [group.create_task(job) for job in jobs]
             try:
-                yield parts
+                yield Parts(
+                    public=PublicParts(
+                        settings=settings,
+                        tokenizer=model.tokenizer,
+                        wishes=Wishes(model.info, _service_limits(settings), fleet),
+                        driver=driver,
+                        metrics=metrics,
+                    ),
+                    report=_report(settings, redis, ledger, fleet, watcher),
+                    readiness=Readiness(fleet, redis_grace_seconds=settings.redis_grace_seconds),
+                )
             finally:
                 for task in background:
                     task.cancel()
     finally:
         await ledger.aclose()
         await redis.aclose()
+
+
+def _report(
+    settings: RouterSettings,
+    redis: Client,
+    ledger: Ledger,
+    fleet: FleetView,
+    watcher: FleetWatcher | None,
+) -> FleetReport:
+    return FleetReport(
+        redis,
+        ledger,
+        fleet,
+        timeout_seconds=2 * settings.redis_timeout_seconds,
+        watch_status=lambda: watcher.status if watcher is not None else WatchStatus(),
+    )
 
 
 def _driver(

@@ -79,6 +79,18 @@ class RouterSettings(ServiceSettings):
     internal_token: SecretStr = SecretStr("")
     """Secret shared with the workers, sent with every internal call. Must be set."""
 
+    # -- Kubernetes -----------------------------------------------------------------------
+    kubernetes_namespace: Annotated[str, Field(max_length=63)] = ""
+    """Namespace whose worker pods' annotations (``sangam.io/role``, ``sangam.io/drain``) this
+    router follows. Empty: it follows none."""
+    kubernetes_pod_selector: Annotated[str, Field(min_length=1)] = (
+        "app.kubernetes.io/name=sangam,app.kubernetes.io/component=worker"
+    )
+    """Label selector of the worker pods."""
+    kubernetes_resync_seconds: Annotated[float, Field(ge=0.1)] = 10.0
+    """How often every wish is written again, seconds: for a Redis that lost it, and for wishes
+    that could not be granted before."""
+
     # -- placement ------------------------------------------------------------------------
     theta_tokens: Annotated[float, Field(gt=0)] = math.inf
     """Theta of Algorithm 2: outstanding prefill tokens from which on a prefill worker is passed

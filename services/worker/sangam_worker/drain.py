@@ -1,8 +1,8 @@
 """Draining, role switches and leaving: how a worker stops taking blocks and lets them finish.
 
 Orders come from operators (API), from the ledger (a desired role or drain, seen at heartbeats)
-and from SIGTERM. Prefills that have not run are handed back at once; running decodes and held KV finish,
-up to a deadline; then they are lost here and start again elsewhere.
+and from SIGTERM. Prefills that have not run are handed back at once; running decodes and held KV
+finish, up to a deadline; then they are lost here and start again elsewhere.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The worker's lease in Redis: written anew with every heartbeat, gone when the worker is.
 
 Also where the ledger's wish for another role, or a drain, is seen. Decides when to announce and
-how to bear Redis being away: the worker keeps serving, tries again, and says so once per change. What is in
-the lease is ``lease``'s decision.
+how to bear Redis being away: the worker keeps serving, tries again, and says so once per change.
+What is in the lease is ``lease``'s decision.
 """
 
 import asyncio

@@ -69,6 +69,7 @@ class Script(StrEnum):
     RESTORE = "restore"
     LEASE = "lease"
     AUDIT = "audit"
+    DESIRE = "desire"
 
 
 class Unreachable(SangamError):

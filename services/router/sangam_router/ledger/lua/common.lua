@@ -2,6 +2,7 @@
 --
 -- Keys (behind the prefix):
 --   workers, worker:ID        leases, written by the workers (sangam_core/lease.py)
+--   desired:ID, refused:ID    what operators want of workers, and what was not granted (desire.lua)
 --   router:OWNER              a router's lease: its fence, with expiry
 --   generation                a random word, set when missing: tells an emptied Redis
 --   routers                   hash OWNER -> service, of every router not reaped yet
