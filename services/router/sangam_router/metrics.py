@@ -11,6 +11,23 @@ _SHORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.
 _COUNT_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 
+class FleetWatchMetrics:
+    """Of the watcher that follows pods' annotations."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.refused = Counter(
+            "sangam_desired_role_refused",
+            "Wishes for a worker's role or drain that were not granted, once per wish and router",
+            ("reason",),
+            registry=registry,
+        )
+        self.is_synced = Gauge(
+            "sangam_fleet_watch_synced",
+            "1 while the pods' annotations are followed",
+            registry=registry,
+        )
+
+
 class RouterMetrics:
     """The router's counters and histograms, on a registry of their own."""
 
@@ -69,14 +86,7 @@ class RouterMetrics:
             "Blocks given to workers, by stage and the worker's role",
             ("stage", "role"),
         )
-        self.desired_roles_refused = counter(
-            "desired_role_refused",
-            "Wishes for a worker's role or drain that were not granted, once per wish and router",
-            ("reason",),
-        )
-        self.fleet_watch_synced = gauge(
-            "fleet_watch_synced", "1 while the pods' annotations are followed"
-        )
+        self.fleet_watch = FleetWatchMetrics(registry)
         self.retries = counter(
             "retries", "Blocks placed again: lost (worker, transfer) or refused", ("reason",)
         )

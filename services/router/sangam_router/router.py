@@ -99,23 +99,11 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
         cluster=settings.redis_cluster,
         timeout_seconds=settings.redis_timeout_seconds,
     )
-    ledger = Ledger(
-        redis,
-        namespace=settings.redis_namespace,
-        router_id=settings.router_id,
-        model=settings.model,
-        lease_seconds=settings.router_lease_seconds,
-        poll_seconds=settings.poll_seconds,
-    )
+    ledger = _ledger(settings, redis)
     fleet = FleetView(
         ledger, policy=settings.policy, worker_lease_seconds=settings.worker_lease_seconds
     )
-    client = HttpWorkerClient(
-        token=settings.internal_token.get_secret_value(),
-        connect_seconds=settings.connect_seconds,
-        answer_seconds=settings.answer_seconds,
-        silence_seconds=settings.silence_seconds,
-    )
+    client = _worker_client(settings)
     driver = _driver(settings, model, ledger, fleet, client, metrics)
     try:
         async with (
@@ -145,6 +133,26 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
     finally:
         await ledger.aclose()
         await redis.aclose()
+
+
+def _ledger(settings: RouterSettings, redis: Client) -> Ledger:
+    return Ledger(
+        redis,
+        namespace=settings.redis_namespace,
+        router_id=settings.router_id,
+        model=settings.model,
+        lease_seconds=settings.router_lease_seconds,
+        poll_seconds=settings.poll_seconds,
+    )
+
+
+def _worker_client(settings: RouterSettings) -> HttpWorkerClient:
+    return HttpWorkerClient(
+        token=settings.internal_token.get_secret_value(),
+        connect_seconds=settings.connect_seconds,
+        answer_seconds=settings.answer_seconds,
+        silence_seconds=settings.silence_seconds,
+    )
 
 
 def _report(

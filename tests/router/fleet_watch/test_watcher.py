@@ -71,7 +71,7 @@ async def a_scene(server: FakeApiServer, resync_seconds: float = 600.0) -> Async
     configuration = client.Configuration(host=server.url)
     pods = KubernetesPods(configuration, namespace="ns", selector="app=sangam")
     ledger, metrics = MemoryLedger(), RouterMetrics()
-    watcher = FleetWatcher(pods, ledger, metrics, resync_seconds=resync_seconds)
+    watcher = FleetWatcher(pods, ledger, metrics.fleet_watch, resync_seconds=resync_seconds)
     task = asyncio.create_task(watcher.run())
     try:
         yield Scene(watcher, ledger, metrics)

@@ -38,7 +38,7 @@ async def fleet_watcher(
         yield FleetWatcher(
             pods,
             Desires(redis, LedgerKeys(settings.redis_namespace)),
-            metrics,
+            metrics.fleet_watch,
             resync_seconds=settings.kubernetes_resync_seconds,
         )
     finally:

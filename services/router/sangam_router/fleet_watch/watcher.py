@@ -17,7 +17,7 @@ from sangam_core.errors import Unavailable
 from sangam_router.fleet_watch.annotations import wish_of
 from sangam_router.fleet_watch.pods import HistoryGone, PodEvent, PodSource, PodsUnavailable
 from sangam_router.ledger.desires import Decision, Verdict, Wish
-from sangam_router.metrics import RouterMetrics
+from sangam_router.metrics import FleetWatchMetrics
 
 _log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class FleetWatcher:
         self,
         pods: PodSource,
         desires: WritesWishes,
-        metrics: RouterMetrics,
+        metrics: FleetWatchMetrics,
         *,
         resync_seconds: float,
         clock: Callable[[], float] = time.monotonic,
@@ -152,13 +152,13 @@ class FleetWatcher:
         if not self._is_synced:
             _log.info("pods are followed", num_workers=len(self._wishes))
         self._is_synced, self._is_trouble_told, self._pods_problem = True, False, None
-        self._metrics.fleet_watch_synced.set(1)
+        self._metrics.is_synced.set(1)
 
     def _lost(self, problem: str) -> None:
         if not self._is_trouble_told:
             _log.warning("pods cannot be followed; roles stay as they are", error=problem)
         self._is_synced, self._is_trouble_told, self._pods_problem = False, True, problem
-        self._metrics.fleet_watch_synced.set(0)
+        self._metrics.is_synced.set(0)
 
     # -- the ledger -------------------------------------------------------------------------
 
@@ -189,5 +189,5 @@ class FleetWatcher:
         what = (f"{wish.role}/{wish.is_drained}", decision.reason)
         if self._told.get(wish.worker_id) != what:
             self._told[wish.worker_id] = what
-            self._metrics.desired_roles_refused.labels(reason=decision.reason).inc()
+            self._metrics.refused.labels(reason=decision.reason).inc()
             _log.warning("desired state refused", **news, reason=decision.reason)
