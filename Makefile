@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installing torch and the rest into $(VENV): a minute or more'
 	$(BIN)/pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[router,worker,local,dev]'
+	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[router,worker,loadtest,local,dev]'
 	@touch $@
 
 install: $(STAMP) ## make the virtual environment
