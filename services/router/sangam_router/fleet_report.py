@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import urlsplit
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -100,6 +101,32 @@ class FleetReport(Collector):
             },
         }
 
+    def prometheus_targets(self) -> list[dict[str, Any]] | None:
+        """Where every worker's ``/metrics`` is, for Prometheus' HTTP service discovery.
+
+        Workers bind free ports, which nobody but the ledger knows. Those of another protocol or
+        model, which an upgrade brings, are scraped too.
+
+        Returns:
+            One group a worker with its name and node; None before Redis has answered once:
+            Prometheus then keeps what it had, while an empty list would clear it.
+        """
+        snapshot = self._fleet.snapshot
+        if snapshot is None:
+            return None
+        return [
+            {
+                "targets": [urlsplit(lease.url).netloc],
+                "labels": {
+                    "worker": lease.name or lease.worker_id,
+                    "node": lease.node,
+                    "__meta_sangam_worker_id": lease.worker_id,
+                    "__meta_sangam_boot_role": lease.boot_role.value,
+                },
+            }
+            for lease in (*snapshot.leases.values(), *snapshot.incompatible)
+        ]
+
     def _worker(self, worker: WorkerLoad) -> dict[str, Any]:
         lease = self._leases.get(worker.worker_id) or self._fleet.leases[worker.worker_id]
         desired = self._desired.get(worker.worker_id, DesiredState())
@@ -147,11 +174,16 @@ class FleetReport(Collector):
         snapshot = self._fleet.snapshot
         if snapshot is None:
             return []
-        return [*_worker_gauges(snapshot, self._leases), *_line_gauges(snapshot)]
+        return [
+            *_worker_gauges(snapshot, self._leases, self._refused),
+            *_line_gauges(snapshot),
+        ]
 
 
 def _worker_gauges(
-    snapshot: FleetSnapshot, leases: Mapping[str, WorkerLease]
+    snapshot: FleetSnapshot,
+    leases: Mapping[str, WorkerLease],
+    refused: Mapping[str, Mapping[str, str]],
 ) -> list[GaugeMetricFamily]:
     def family(name: str, text: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(
@@ -163,6 +195,7 @@ def _worker_gauges(
     free = family("free_pages", "KV pool less every reservation")
     total = family("total_pages", "KV pool")
     draining = family("is_draining", "1 while the worker takes no new work")
+    wish = family("is_wish_refused", "1 while a wish for the worker's role or drain is refused")
     for worker in snapshot.fleet.workers:
         lease = leases.get(worker.worker_id)
         name = lease.name if lease is not None else ""
@@ -171,9 +204,10 @@ def _worker_gauges(
         free.add_metric(labels, worker.free_pages)
         total.add_metric(labels, worker.total_pages)
         draining.add_metric(labels, int(worker.is_draining))
+        wish.add_metric(labels, int(worker.worker_id in refused))
         if lease is not None:
             deficit.add_metric(labels, lease.carried_tokens)
-    return [outstanding, deficit, free, total, draining]
+    return [outstanding, deficit, free, total, draining, wish]
 
 
 def _line_gauges(snapshot: FleetSnapshot) -> list[GaugeMetricFamily]:

@@ -1,4 +1,4 @@
-"""The internal port: ``/metrics``, ``/readyz``, ``/admin/fleet`` and the fleet page.
+"""The internal port: ``/metrics``, ``/readyz``, ``/admin/*`` and the fleet page.
 
 For operators, probes and Prometheus; never published. Decides when the router is ready.
 """
@@ -74,6 +74,13 @@ def internal_app(metrics: RouterMetrics, report: FleetReport, readiness: Readine
         await report.refresh()
         return JSONResponse(report.body())
 
+    async def show_prometheus_targets() -> Response:
+        await report.refresh()
+        targets = report.prometheus_targets()
+        if targets is None:
+            return JSONResponse({"problem": "Redis has not answered yet"}, 503)
+        return JSONResponse(targets)
+
     async def show_page() -> Response:
         return HTMLResponse(page)
 
@@ -81,5 +88,6 @@ def internal_app(metrics: RouterMetrics, report: FleetReport, readiness: Readine
     app.add_api_route("/readyz", ready, response_model=None)
     app.add_api_route("/healthz", alive, response_model=None)
     app.add_api_route("/admin/fleet", show_fleet, response_model=None)
+    app.add_api_route("/admin/prometheus-targets", show_prometheus_targets, response_model=None)
     app.add_api_route("/", show_page, response_model=None)
     return app
