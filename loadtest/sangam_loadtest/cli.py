@@ -5,6 +5,9 @@ Loaded by the ``sangam`` command through the entry-point group ``sangam.commands
 
 import typer
 
+from sangam_loadtest.capacity_command import capacity_command
+from sangam_loadtest.run_command import run_command
+
 app = typer.Typer(
     help="Load tests, capacity, simulation and reports.",
     no_args_is_help=True,
@@ -16,3 +19,7 @@ app = typer.Typer(
 @app.callback()
 def loadtest() -> None:
     """Load tests, capacity, simulation and reports."""
+
+
+app.command("run")(run_command)
+app.command("capacity")(capacity_command)

@@ -1,0 +1,199 @@
+"""``sangam loadtest capacity``: options, probes of a server, the state file and the result."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from sangam_core.errors import ConfigurationError
+from sangam_loadtest import options as o
+from sangam_loadtest.arrivals import ArrivalProcess, Arrivals
+from sangam_loadtest.capacity import Capacity, Objective, ProbeResult, Search, find_capacity
+from sangam_loadtest.capacity_state import CapacityState
+from sangam_loadtest.console import errors_told
+from sangam_loadtest.run import RunOptions, run, write_json
+from sangam_loadtest.summary import Summary
+from sangam_loadtest.traces.source import LengthFilter
+from sangam_router.model_files import SHIPPED_MODEL
+
+_SEARCH = "Search"
+
+
+def capacity_command(
+    objective: Annotated[
+        list[str],
+        typer.Option(
+            help="'mean<=7' (seconds of latency), 'first_token.p99<=3'; all given must hold.",
+            rich_help_panel=_SEARCH,
+        ),
+    ],
+    start_rate: Annotated[
+        float, typer.Option(min=0.001, help="First rate probed.", rich_help_panel=_SEARCH)
+    ] = 1.0,
+    max_rate: Annotated[
+        float, typer.Option(min=0.001, help="Highest rate probed.", rich_help_panel=_SEARCH)
+    ] = 4096.0,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            min=0.001, max=0.5, help="Relative, of the rate found.", rich_help_panel=_SEARCH
+        ),
+    ] = 0.05,
+    failures: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.5, help="Share of requests that may fail.", rich_help_panel=_SEARCH
+        ),
+    ] = 0.0,
+    settle: Annotated[
+        float, typer.Option(min=0, help="Seconds between probes.", rich_help_panel=_SEARCH)
+    ] = 5.0,
+    state: Annotated[
+        Path, typer.Option(help="Probes made so far; the same command goes on from there.")
+    ] = Path(".sangam/loadtest/capacity-state.json"),
+    output: Annotated[Path, typer.Option(help="The result, as JSON.")] = Path(
+        ".sangam/loadtest/capacity.json"
+    ),
+    arrivals: Annotated[
+        ArrivalProcess, typer.Option(help="Process of arrival.", rich_help_panel="Arrivals")
+    ] = ArrivalProcess.POISSON,
+    requests: o.RequestsOption = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds of arrivals counted in each probe.")
+    ] = None,
+    warmup: o.WarmupOption = 10.0,
+    trace: o.TraceOption = "questions",
+    seed: o.SeedOption = 0,
+    sessions: o.SessionsOption = False,
+    tokenizer: o.TokenizerOption = SHIPPED_MODEL,
+    in_file_order: o.OrderOption = False,
+    repeat: o.RepeatOption = False,
+    columns: o.ColumnsOption = None,
+    min_prompt: o.MinPromptOption = 1,
+    max_prompt: o.MaxPromptOption = None,
+    min_output: o.MinOutputOption = 1,
+    max_output: o.MaxOutputOption = None,
+    max_total: o.MaxTotalOption = None,
+    burstiness: o.BurstinessOption = 4.0,
+    url: o.UrlsOption = None,
+    model: o.ModelOption = None,
+    api_key: o.ApiKeyOption = None,
+    timeout: o.TimeoutOption = 120.0,
+    body: o.ExtraOption = None,
+) -> None:
+    """Find the highest rate at which objectives hold: doubling, then bisection.
+
+    Interrupted, the same command goes on where it was; failures and time-outs are violations.
+    """
+    console = Console(highlight=False)
+    with errors_told():
+        if requests is None and duration is None:
+            duration = 60.0
+        search = Search(
+            tuple(Objective.parse(text) for text in objective),
+            start_rate=start_rate,
+            min_rate=min(1 / 64, start_rate),
+            max_rate=max_rate,
+            tolerance=tolerance,
+            max_failed_share=failures,
+        )
+        base = RunOptions(
+            target=o.target_of(url, api_key, timeout),
+            trace=o.trace_of(
+                trace,
+                seed,
+                LengthFilter(min_prompt, max_prompt, min_output, max_output, max_total),
+                has_sessions=sessions,
+                tokenizer=tokenizer,
+                in_file_order=in_file_order or arrivals is ArrivalProcess.TRACE,
+                is_repeated=repeat,
+                columns=columns,
+            ),
+            arrivals=Arrivals(arrivals, start_rate, burstiness, seed),
+            model=model,
+            num_requests=requests,
+            duration_seconds=duration,
+            warmup_seconds=warmup,
+            extra=o.extra_of(body),
+        )
+        kept = CapacityState(state, search_parameters(search, base))
+        if kept.probes:
+            console.print(f"{state}: {len(kept.probes)} probes were made already")
+
+        def told(result: ProbeResult) -> None:
+            kept.add(result)
+            _show_probe(result, console)
+
+        probe = server_probe(base, console, settle)
+        found = find_capacity(search, probe, tuple(kept.probes), told)
+        write_json(output, {"parameters": search_parameters(search, base), **found.to_json()})
+        _show_capacity(found, search, console)
+        console.print(f"result: {output}", soft_wrap=True)
+
+
+def search_parameters(search: Search, base: RunOptions) -> dict[str, Any]:
+    """All that a probe's result depends on but its rate; the key stays out of files."""
+    asked = asdict(base)
+    del asked["target"]["api_key"], asked["arrivals"]["rate"]
+    return {
+        "objectives": sorted(str(objective) for objective in search.objectives),
+        "max_failed_share": search.max_failed_share,
+        "run": asked,
+    }
+
+
+def server_probe(
+    base: RunOptions, console: Console, settle_seconds: float
+) -> Callable[[float], Summary]:
+    """Probes of a server: the same requests at each rate, a pause between two probes.
+
+    A probe ends when each of its requests has, so nothing of it is left but what the server gives
+    up on its own; the pause is for that.
+    """
+    num_probes = 0
+
+    def probe(rate: float) -> Summary:
+        nonlocal num_probes
+        if num_probes and settle_seconds:
+            time.sleep(settle_seconds)
+        num_probes += 1
+        options = replace(base, arrivals=replace(base.arrivals, rate=rate))
+        result = run(options, console, None, label=f"{rate:.4g} requests/s")
+        if result.is_interrupted:
+            raise KeyboardInterrupt
+        if not result.summary.num_requests:
+            raise ConfigurationError("a probe sent no request; make it longer (--duration)")
+        return result.summary
+
+    return probe
+
+
+def _show_probe(result: ProbeResult, console: Console) -> None:
+    values = ", ".join(
+        f"{name.split('<=')[0]} {value:.3f} s" if value is not None else f"{name}: none"
+        for name, value in result.values.items()
+    )
+    verdict = Text("holds", style="green") if result.holds else Text("violated", style="red")
+    told = Text.assemble(f"{result.rate:.4g} requests/s: ", verdict, f", {values}")
+    if result.num_failed:
+        told.append(f", {result.num_failed} of {result.num_requests} failed")
+    console.print(told, soft_wrap=True)
+
+
+def _show_capacity(found: Capacity, search: Search, console: Console) -> None:
+    objectives = ", ".join(str(objective) for objective in search.objectives)
+    if found.highest_held is None:
+        told = f"not even {found.lowest_violated:.4g} requests/s hold {objectives}"
+    elif found.lowest_violated is None:
+        told = f"{found.highest_held:.4g} requests/s, the highest rate probed, hold {objectives}"
+    else:
+        told = (
+            f"capacity: {found.highest_held:.4g} requests/s hold {objectives}; "
+            f"{found.lowest_violated:.4g} do not"
+        )
+    console.print(told, soft_wrap=True)
