@@ -1,0 +1,71 @@
+"""Cluster tests: one release, installed once, shared by the scenarios in the order of their files.
+
+Without KUBECONFIG everything here is skipped; ``make test-cluster`` sets it up.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.kube import kubectl, run
+from tests.cluster.load import Load, References, ask_once, under_load
+from tests.cluster.release import Release
+from tests.cluster.settings import NAMESPACE
+
+HERE = Path(__file__).parent
+COUNTS = ("--set", "prefill=2,colocated=2")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if HERE in item.path.parents]
+    for item in here:
+        item.add_marker(pytest.mark.timeout(600))
+        if not os.environ.get("KUBECONFIG"):
+            reason = "no cluster: KUBECONFIG is not set (make test-cluster brings one up)"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def namespace() -> Iterator[str]:
+    """The tests' namespace, made and taken away."""
+    run("kubectl", "create", "namespace", NAMESPACE)
+    yield NAMESPACE
+    run("kubectl", "delete", "namespace", NAMESPACE, "--timeout=120s", seconds=150)
+
+
+@pytest.fixture(scope="session")
+def release(namespace: str) -> Iterator[Release]:
+    """The release under test: 2 prefill and 2 colocated workers, 2 routers."""
+    installed = Release()
+    began = time.monotonic()
+    installed.upgrade(*COUNTS)
+    answer = ask_once()
+    print(f"\ninstalled, first answer {answer!r} after {time.monotonic() - began:.1f} s")  # noqa: T201
+    assert answer.endswith("= 42"), answer
+    yield installed
+    if "sangam" in kubectl("get", "statefulsets", "-o", "name"):
+        installed.uninstall()
+
+
+@pytest.fixture(scope="session")
+def references(release: Release) -> References:
+    """What the undisturbed system answers."""
+    return References.record()
+
+
+@pytest.fixture
+def load(release: Release, references: References) -> Iterator[Load]:
+    """Load during the test; afterwards nothing has failed, and nothing is left reserved."""
+    with under_load(references) as running:
+        yield running
+    release.wait_for_rest()
+
+
+@pytest.fixture
+def retrying_load(release: Release, references: References) -> Iterator[Load]:
+    """The same with clients that ask again when a router has gone."""
+    with under_load(references, may_retry=True) as running:
+        yield running
+    release.wait_for_rest()
