@@ -2,12 +2,14 @@
 #
 #   PYTHON=python3.12          another interpreter (3.11 or newer)
 #   VENV=.venv                 where the virtual environment goes
+#   HELM=helm                  for `make manifests`
 #   TORCH_INDEX=URL            a package index with CPU builds of torch (the default one brings
 #                              gigabytes of CUDA on Linux)
 #   ROUTERS= PREFILL= COLOCATED= DECODE= TAU= THETA= MODEL= PORT=   options of `make up`
 
 PYTHON ?= python3
 VENV ?= .venv
+HELM ?= helm
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -26,7 +28,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast settings-table chart-schema bench-engine bench-router clean
+.PHONY: help install up chat check format test test-fast settings-table chart-schema manifests demo-cpu bench-engine bench-router clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +72,17 @@ settings-table: $(STAMP) ## write the README's settings tables from the settings
 chart-schema: $(STAMP) ## write the settings' part of the chart's schema from the settings classes
 	$(BIN)/python -m sangam_router.local.settings_schema charts/sangam/values.schema.json \
 		routerSettings=sangam_router.settings:RouterSettings workerSettings=sangam_worker.settings:WorkerSettings
+
+manifests: ## write the rendered demo, and the chart's copies of dashboard and alerts
+	cp manifests/grafana/sangam.json charts/sangam/files/dashboard.json
+	cp manifests/prometheus/alerts.yaml charts/sangam/files/alerts.yaml
+	@$(MAKE) --no-print-directory --silent demo-cpu > manifests/demo-cpu.yaml.part
+	mv manifests/demo-cpu.yaml.part manifests/demo-cpu.yaml
+
+demo-cpu: ## print the rendered demo
+	@cat manifests/demo-cpu/header.yaml
+	@$(HELM) template sangam charts/sangam --namespace sangam-demo \
+		-f charts/sangam/ci/cpu-values.yaml -f manifests/demo-cpu/values.yaml
 
 bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.engine_throughput
