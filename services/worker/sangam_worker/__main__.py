@@ -15,6 +15,7 @@ import structlog
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
 from sangam_worker.engine import Engine, load_engine
+from sangam_worker.kernels import kernels_note
 from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
 from sangam_worker.settings import WorkerSettings
@@ -43,6 +44,8 @@ def main() -> int:
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
         if settings.port_file is not None:  # of an earlier process, whose port may be another's
             settings.port_file.unlink(missing_ok=True)
+        if (note := kernels_note()) is not None:
+            log.info("kernels", note=note)
         return asyncio.run(_serve(settings, _load(settings)))
     except ConfigurationError as error:
         print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201
