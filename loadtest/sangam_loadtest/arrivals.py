@@ -46,7 +46,7 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         if self.rate is None and self.process is not ArrivalProcess.TRACE:
-            raise ConfigurationError(f"arrivals {self.process} need a rate")
+            raise ConfigurationError(f"arrivals {self.process} need a rate (--rate)")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise ConfigurationError(f"rate must be positive, not {self.rate}")
         if self.burstiness <= 0:

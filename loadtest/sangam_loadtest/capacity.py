@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from sangam_core.errors import ConfigurationError, SangamError
+from sangam_loadtest.client.health import MAX_CPU_SHARE
 from sangam_loadtest.summary import METRICS, Distribution, Summary
 
 _STATISTICS = ("mean", "p50", "p90", "p99", "max")
+_MATERIAL_SHARE = 0.05
+"""Of the strictest objective: a lag of the client below this does not change what is found."""
 _OBJECTIVE = re.compile(r"(?:(\w+)\.)?(\w+)\s*<=\s*([0-9.]+)\s*s?")
 
 
@@ -151,6 +154,20 @@ def judge(search: Search, rate: float, summary: Summary) -> ProbeResult:
     return ProbeResult(rate, values, summary.num_requests, summary.num_failed, violations)
 
 
+def _is_client_in_the_way(search: Search, summary: Summary) -> bool:
+    """Whether a probe measured the client: it has no core left, or its lag shows in objectives.
+
+    Late requests alone do not end a search: their latency counts from when they were due, so they
+    make the capacity that is found smaller, never larger.
+    """
+    health = summary.health
+    if health is None or not summary.complaints:
+        return False
+    strictest = min(objective.seconds for objective in search.objectives)
+    lag_matters = health.lag_p99_seconds > _MATERIAL_SHARE * strictest
+    return health.cpu_share > MAX_CPU_SHARE or lag_matters
+
+
 def find_capacity(
     search: Search,
     probe: Probe,
@@ -169,7 +186,7 @@ def find_capacity(
         result = by_rate.get(rate)
         if result is None:
             summary = probe(rate)
-            if summary.complaints:
+            if _is_client_in_the_way(search, summary):
                 raise ClientTooSlow(
                     f"at {rate:.4g} requests/s the client was the bottleneck: "
                     + "; ".join(summary.complaints)

@@ -162,10 +162,15 @@ def trace_of(
     has_sessions: bool = False,
     tokenizer: str = SHIPPED_MODEL,
     in_file_order: bool = False,
+    has_own_times: bool = False,
     is_repeated: bool = False,
     columns: str | None = None,
 ) -> TraceSpec:
-    """A trace as the command line names it. Options that would have no effect are refused."""
+    """A trace as the command line names it. Options that would have no effect are refused.
+
+    Args:
+        has_own_times: arrivals are the trace's time stamps, which keeps a file's order.
+    """
     is_file = bool(Path(trace).suffix)
     if (in_file_order or is_repeated) and not is_file:
         raise ConfigurationError(f"--in-file-order and --repeat are for files, not for {trace!r}")
@@ -180,6 +185,6 @@ def trace_of(
         Sessions() if has_sessions else None,
         columns_of(columns),
         tokenizer,
-        in_file_order,
+        in_file_order or has_own_times,
         is_repeated,
     )

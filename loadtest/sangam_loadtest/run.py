@@ -6,6 +6,7 @@ each probe, by ``capacity``.
 """
 
 import asyncio
+import gc
 import json
 import resource
 import signal
@@ -162,7 +163,7 @@ async def _send(
     bodies = Bodies(BodyOptions(model, options.has_timings, options.extra, seed))
     stop = asyncio.Event()
     progress = Progress()
-    with _interrupts(stop):
+    with _interrupts(stop), _plan_out_of_collections():
         showing = asyncio.create_task(show_progress(progress, console, label))
         try:
             health = await send_all(plan, options.target, bodies, take, stop, progress)
@@ -191,6 +192,18 @@ async def served_model(target: Target) -> str:
         raise TargetError(f"{url}: {error}; is the server running?") from error
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise TargetError(f"{url}: not a list of models; name the model with --model") from error
+
+
+@contextmanager
+def _plan_out_of_collections() -> Iterator[None]:
+    """A plan of many thousand requests would be walked by each garbage collection, and the pause
+    would show as latency."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

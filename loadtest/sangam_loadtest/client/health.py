@@ -14,6 +14,10 @@ LATE_SECONDS = 0.05
 """A request sent this much after it was due counts as late. Its latency still counts from when
 it was due: the wait is not hidden, but it is the client's."""
 MAX_LATE_SHARE = 0.01
+MIN_LATE = 5
+"""Fewer late requests than this say nothing, however short the run."""
+MIN_LAGS = 100
+"""Fewer samples than this (two seconds) have no 99th percentile to speak of."""
 MAX_LAG_P99_SECONDS = 0.05
 MAX_CPU_SHARE = 0.9
 _WATCH_SECONDS = 0.02
@@ -27,6 +31,7 @@ class ClientHealth:
         lag_p99_seconds: by how much the event loop overslept, 99th percentile.
         cpu_share: of one core, over the run.
         num_late: requests sent more than ``LATE_SECONDS`` after they were due.
+        num_lags: samples of the lag.
     """
 
     num_sent: int
@@ -36,16 +41,17 @@ class ClientHealth:
     lag_max_seconds: float
     cpu_share: float
     peak_in_flight: int
+    num_lags: int
 
     def complaints(self) -> list[str]:
         """Why the numbers may be the client's rather than the server's; empty if they are not."""
         found = []
-        if self.num_late > MAX_LATE_SHARE * self.num_sent:
+        if self.num_late > max(MIN_LATE, MAX_LATE_SHARE * self.num_sent):
             found.append(
                 f"{self.num_late} of {self.num_sent} requests were sent over "
                 f"{LATE_SECONDS * 1000:.0f} ms late (worst {self.worst_late_seconds:.2f} s)"
             )
-        if self.lag_p99_seconds > MAX_LAG_P99_SECONDS:
+        if self.num_lags >= MIN_LAGS and self.lag_p99_seconds > MAX_LAG_P99_SECONDS:
             found.append(f"the event loop lagged {self.lag_p99_seconds * 1000:.0f} ms (P99)")
         if self.cpu_share > MAX_CPU_SHARE:
             found.append(f"the client used {self.cpu_share:.0%} of a core")
@@ -97,4 +103,5 @@ class HealthWatch:
             lag_max_seconds=float(lags.max()),
             cpu_share=(time.process_time() - self._cpu_start) / wall if wall > 0 else 0.0,
             peak_in_flight=self.peak_in_flight,
+            num_lags=len(self._lags),
         )

@@ -1,0 +1,141 @@
+"""The commands do from the command line what their modules do, and refuse what makes no sense."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.loadtest.stub import serving, stream_of
+from typer.testing import CliRunner, Result
+
+from sangam_loadtest.cli import app
+from sangam_loadtest.records import read_records
+
+
+async def answering(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    return await stream_of(request, body, "some", " words")
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+
+
+def test_run_writes_records_and_a_summary(tmp_path: Path) -> None:
+    output = tmp_path / "run.jsonl"
+    with serving(answering) as served:
+        result = called(
+            *("run", "--url", served.url + "/v1/", "--trace", "sharegpt", "--rate", "100"),
+            *("--requests", "8", "--arrivals", "constant", "--output", str(output)),
+            *("--api-key", "very-secret", "--body", '{"cache": "prefix"}'),
+        )
+    assert result.exit_code == 0, result.output
+    assert "8 of 8 requests answered" in result.output
+    assert len(read_records(output)) == 8
+    assert served.bodies[0]["cache"] == "prefix"
+    text = output.with_suffix(".summary.json").read_text()
+    told = json.loads(text)
+    assert told["summary"]["distributions"]["latency"]["count"] == 8
+    assert told["options"]["trace"]["trace"] == "sharegpt"
+    assert told["options"]["model"] == "stub-model"
+    assert told["true_rate"] == 100
+    assert "very-secret" not in text + result.output
+
+
+def test_run_replays_the_time_stamps_of_a_csv(tmp_path: Path) -> None:
+    trace, output = tmp_path / "azure.csv", tmp_path / "run.jsonl"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.60,5,44\n2023-11-16 18:15:46.70,6,44\n2023-11-16 18:15:46.95,7,44\n"
+    )
+    with serving(answering) as served:
+        result = called(
+            *("run", "--url", served.url, "--trace", str(trace), "--arrivals", "trace"),
+            *("--requests", "3", "--output", str(output)),
+        )
+    assert result.exit_code == 0, result.output
+    records = sorted(read_records(output), key=lambda record: record.index)
+    assert [r.scheduled_seconds for r in records] == pytest.approx([0, 0.1, 0.35], abs=1e-4)
+    assert [len(body["prompt"]) for body in served.bodies] == [5, 6, 7]
+
+
+def test_run_without_an_answer_fails(tmp_path: Path) -> None:
+    async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no worker"}}, status=503)
+
+    output = tmp_path / "run.jsonl"
+    with serving(failing) as served:
+        result = called(
+            *("run", "--url", served.url, "--rate", "50", "--requests", "3"),
+            *("--trace", "sharegpt", "--output", str(output)),
+        )
+    assert result.exit_code == 1
+    assert "3 x http_503 (no worker)" in result.output
+    assert output.with_suffix(".summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rate", "1", "--url", "localhost:8000"], "must begin with http://"),
+        ([], "need a rate"),
+        (["--rate", "1", "--requests", "5", "--duration", "5"], "not both"),
+        (["--rate", "1", "--trace", "wiki"], "sharegpt, arxiv, questions"),
+        (["--rate", "1", "--sessions"], "--sessions is for synthetic traces"),
+        (["--rate", "1", "--repeat"], "are for files"),
+        (["--rate", "1", "--columns", "a,b"], "--columns is for .csv files"),
+        (["--rate", "1", "--trace", "x.csv", "--columns", "a"], "two or three names"),
+        (["--rate", "1", "--body", "{"], "not JSON"),
+        (["--rate", "1", "--body", '{"stream": false}'], "stream is the load test's own"),
+        (["--arrivals", "trace", "--trace", "sharegpt"], "--requests"),
+    ],
+)
+def test_bad_options_are_one_line_that_says_what_to_do(arguments: list[str], told: str) -> None:
+    result = called("run", *arguments)
+    assert result.exit_code == 1, result.output
+    assert told in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output
+
+
+def capacity(url: str, folder: Path, *more: str) -> Result:
+    return called(
+        *("capacity", "--url", url, "--trace", "sharegpt", "--objective", "mean<=5"),
+        *("--requests", "4", "--warmup", "0", "--settle", "0", "--start-rate", "32"),
+        *("--max-rate", "64", "--state", str(folder / "state.json")),
+        *("--output", str(folder / "capacity.json"), *more),
+    )
+
+
+def test_capacity_probes_a_server_and_a_second_call_needs_no_probe(tmp_path: Path) -> None:
+    with serving(answering) as served:
+        result = capacity(served.url, tmp_path)
+        assert result.exit_code == 0, result.output
+        assert "64 requests/s, the highest rate probed, hold" in result.output
+        assert len(served.bodies) == 8
+        again = capacity(served.url, tmp_path)
+        assert again.exit_code == 0, again.output
+        assert len(served.bodies) == 8
+        other = capacity(served.url, tmp_path, "--seed", "5")
+    found = json.loads((tmp_path / "capacity.json").read_text())
+    assert (found["highest_held"], found["lowest_violated"]) == (64, None)
+    assert [probe["rate"] for probe in found["probes"]] == [32, 64]
+    assert other.exit_code == 1
+    assert "seed: 0 there, 5 here" in other.output
+
+
+def test_capacity_counts_time_outs_as_violations(tmp_path: Path) -> None:
+    """The stub answers the first probe and falls silent in the second one."""
+    num_answered = 0
+
+    async def tired(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal num_answered
+        num_answered += 1
+        return await stream_of(request, body, "x", gap_seconds=0 if num_answered <= 4 else 30.0)
+
+    with serving(tired) as served:
+        result = capacity(served.url, tmp_path, "--timeout", "0.5", "--tolerance", "0.5")
+    assert result.exit_code == 0, result.output
+    assert "violated" in result.output
+    probes = json.loads((tmp_path / "capacity.json").read_text())["probes"]
+    assert probes[0]["violations"] == []
+    assert probes[1]["violations"][0] == "4 of 4 failed (4 timeout)"
