@@ -5,6 +5,7 @@
 #   HELM=helm                  for `make manifests`
 #   TORCH_INDEX=URL            a package index with CPU builds of torch (the default one brings
 #                              gigabytes of CUDA on Linux)
+#   RATE=2                     requests a second of `make loadtest`
 #   ROUTERS= PREFILL= COLOCATED= DECODE= TAU= THETA= MODEL= PORT=   options of `make up`
 
 PYTHON ?= python3
@@ -28,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast settings-table chart-schema manifests demo-cpu bench-engine bench-router clean
+.PHONY: help install up chat check format test test-fast settings-table chart-schema manifests demo-cpu bench-engine bench-router bench-client loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +90,12 @@ bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch
+
+bench-client: $(STAMP) ## how much load one core of the load test's client makes, server stubbed
+	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.client_load
+
+loadtest: $(STAMP) ## load what `make up` started with the small model's questions (RATE=2, PORT=)
+	$(BIN)/sangam loadtest run --rate $(or $(RATE),2) --duration 30 --warmup 5 $(if $(PORT),--url http://127.0.0.1:$(PORT))
 
 clean: ## remove the virtual environment and logs
 	rm -rf $(VENV) .sangam

@@ -84,6 +84,7 @@ def capacity_command(
     model: o.ModelOption = None,
     api_key: o.ApiKeyOption = None,
     timeout: o.TimeoutOption = 120.0,
+    timings: o.TimingsOption = True,
     body: o.ExtraOption = None,
 ) -> None:
     """Find the highest rate at which objectives hold: doubling, then bisection.
@@ -120,6 +121,7 @@ def capacity_command(
             num_requests=requests,
             duration_seconds=duration,
             warmup_seconds=warmup,
+            has_timings=timings,
             extra=o.extra_of(body),
         )
         kept = CapacityState(state, search_parameters(search, base))
