@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast settings-table chart-schema manifests demo-cpu bench-engine bench-router bench-client loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster settings-table chart-schema manifests demo-cpu bench-engine bench-router bench-client loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,9 @@ test: $(STAMP) ## every test: unit, property, golden, integration with real proc
 
 test-fast: $(STAMP) ## the tests that start no processes
 	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
+
+test-cluster: $(STAMP) ## the cluster tests: on KUBECONFIG's cluster, or on one that it brings up
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/cluster/run $(abspath $(BIN))/python
 
 settings-table: $(STAMP) ## write the README's settings tables from the settings classes
 	$(BIN)/python -m sangam_router.local.settings_table README.md \

@@ -1,6 +1,8 @@
 """Cluster tests: one release, installed once, shared by the scenarios in the order of their files.
 
-Without KUBECONFIG everything here is skipped; ``make test-cluster`` sets it up.
+Without KUBECONFIG everything here is skipped, and also where the command line does not name this
+folder: a plain ``make test`` must not install anything on whatever cluster KUBECONFIG names today.
+``make test-cluster`` does both.
 """
 
 import os
@@ -18,12 +20,18 @@ HERE = Path(__file__).parent
 COUNTS = ("--set", "prefill=2,colocated=2")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = [item for item in items if HERE in item.path.parents]
-    for item in here:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_named = any("cluster" in str(word) for word in config.invocation_params.args)
+    reason = ""
+    if not is_named:
+        reason = "cluster tests run only where they are named (make test-cluster)"
+    elif not os.environ.get("KUBECONFIG"):
+        reason = "no cluster: KUBECONFIG is not set (make test-cluster brings one up)"
+    for item in items:
+        if HERE not in item.path.parents:
+            continue
         item.add_marker(pytest.mark.timeout(600))
-        if not os.environ.get("KUBECONFIG"):
-            reason = "no cluster: KUBECONFIG is not set (make test-cluster brings one up)"
+        if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
