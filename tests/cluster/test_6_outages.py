@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.kube import kubectl, run, wait_until
 from tests.cluster.load import Load
 from tests.cluster.release import Release
-from tests.cluster.settings import APISERVER_OUTAGE
+from tests.cluster.settings import APISERVER_OUTAGE, NAMESPACE
 
 EAT = (
     "import time\n"
@@ -65,7 +65,7 @@ def test_a_worker_that_is_killed_for_its_memory_costs_no_answer(
     release: Release, load: Load
 ) -> None:
     pod = f"{release.fullname}-colocated-1"
-    command = ["kubectl", "-n", "sangam-test", "exec", pod, "--", "python", "-c", EAT]
+    command = ["kubectl", "-n", NAMESPACE, "exec", pod, "--", "python", "-c", EAT]
     eater = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def was_killed() -> bool:
