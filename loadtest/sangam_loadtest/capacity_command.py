@@ -35,6 +35,14 @@ def capacity_command(
     start_rate: Annotated[
         float, typer.Option(min=0.001, help="First rate probed.", rich_help_panel=_SEARCH)
     ] = 1.0,
+    min_rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0001,
+            help="Lowest rate probed. (Default: a 16th of the first.)",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = None,
     max_rate: Annotated[
         float, typer.Option(min=0.001, help="Highest rate probed.", rich_help_panel=_SEARCH)
     ] = 4096.0,
@@ -98,7 +106,7 @@ def capacity_command(
         search = Search(
             tuple(Objective.parse(text) for text in objective),
             start_rate=start_rate,
-            min_rate=min(1 / 64, start_rate),
+            min_rate=min_rate or start_rate / 16,
             max_rate=max_rate,
             tolerance=tolerance,
             max_failed_share=failures,
