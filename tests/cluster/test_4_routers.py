@@ -76,7 +76,7 @@ def test_a_stream_arrives_step_by_step(release: Release, class_name: str) -> Non
 
 
 def test_the_ingress_allows_an_answer_of_ten_minutes(release: Release) -> None:
-    annotations = get("ingress", f"{release.fullname}-router")["metadata"]["annotations"]
+    annotations = get("ingress", release.fullname)["metadata"]["annotations"]
     nginx = "nginx.ingress.kubernetes.io"
     assert float(annotations[f"{nginx}/proxy-read-timeout"]) > 600
     assert float(annotations[f"{nginx}/proxy-send-timeout"]) > 600

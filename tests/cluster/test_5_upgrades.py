@@ -47,7 +47,7 @@ def test_a_rollback_restores_that_revision_s_counts_and_pods(release: Release, l
 def test_an_upgrade_that_can_never_become_ready_stops_and_the_old_version_serves(
     release: Release, load: Load
 ) -> None:
-    broken = ("--set", "router.image.tag=none", "--set", "workers.defaults.image.tag=none")
+    broken = ("--set-string", "router.image.tag=none,workers.defaults.image.tag=none")
     with pytest.raises(CommandFailed):
         release.upgrade(*COUNTS, *broken, seconds=15)
     load.wait_for(20)

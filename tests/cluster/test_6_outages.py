@@ -14,7 +14,7 @@ EAT = (
     "open('/proc/1/oom_score_adj','w').write('1000')\n"
     "held=[]\n"
     "while True:\n"
-    "    held.append(bytearray(32<<20)); time.sleep(0.01)\n"
+    "    held.append(b'x'*(32<<20)); time.sleep(0.01)\n"
 )
 """Makes the worker the one to be killed, then takes the container's memory."""
 
