@@ -52,7 +52,7 @@ def fleets(draw: st.DrawFn, max_workers: int = 7, *, may_drain: bool = True) -> 
                 boot_role=boot,
                 role=role,
                 annotation=annotation,
-                is_drained=may_drain and draw(st.integers(0, 4)) == 0,
+                is_drained=may_drain and draw(st.integers(0, 2)) == 0,
                 load=(draw(st.integers(0, 3)), draw(st.integers(0, 2)), 0),
             )
         )

@@ -71,9 +71,9 @@ def test_somebody_decodes_and_somebody_prefills_while_pods_are_replaced(
     for step in steps:
         world.take(step)
         is_moving = is_moving or isinstance(step, Shrink)
-        assert decodes(world.fleet.values()) or not served
-        if is_moving:
-            assert decodes(world.fleet.values())
+        assert decodes(world.fleet.values()) or not (served or is_moving)
+        if isinstance(step, Shrink):
+            # Else whoever prefills may have been drained by the operator.
             assert prefills(world.fleet.values())
 
 

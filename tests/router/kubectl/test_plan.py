@@ -147,6 +147,17 @@ def test_who_begins_to_decode_does_so_before_the_only_decoder_changes() -> None:
     assert [flip.before for flip in flips] == [Role.PREFILL, Role.DECODE]
 
 
+def test_who_goes_on_decoding_changes_before_another_stops() -> None:
+    flips = plan_flips(a_fleet(colocated=2), Split(prefill=1, decode=1))
+    assert [flip.after for flip in flips] == [Role.DECODE, Role.PREFILL]
+
+
+def test_a_drained_worker_becomes_the_one_that_prefills() -> None:
+    drained = a_worker("sangam-colocated-0", is_drained=True, load=(5, 1, 1))
+    [flip] = plan_flips([drained, a_worker("sangam-colocated-1")], Split(prefill=1, colocated=1))
+    assert flip.pod == "sangam-colocated-0"
+
+
 def test_a_refused_wish_is_taken_back_so_that_it_is_not_granted_later() -> None:
     last = a_worker("sangam-colocated-0", annotation="prefill")
     [flip] = plan_flips([last, *a_fleet(prefill=1)], Split(prefill=1, colocated=1))

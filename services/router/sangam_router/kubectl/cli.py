@@ -24,8 +24,8 @@ from sangam_router.kubectl.splits import parse_split
 from sangam_router.kubectl.status import as_json, gather
 from sangam_router.kubectl.status_view import render
 
-_PIPE_COLUMNS = 240
-"""Width where nobody looks: a reason of the scheduler should stay on its line."""
+_PIPE_COLUMNS = 1000
+"""Width in a pipe: a worker is a line there, however long the scheduler's reason."""
 
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
@@ -100,7 +100,7 @@ def status_command(
         elif watch:
             _watch(cluster, console, is_wide=output is Output.WIDE, interval_seconds=interval)
         else:
-            console.print(render(gather(cluster), is_wide=output is Output.WIDE))
+            _print(console, render(gather(cluster), is_wide=output is Output.WIDE))
 
 
 @app.command("rebalance")
@@ -166,7 +166,7 @@ def _watch(cluster: Cluster, console: Console, *, is_wide: bool, interval_second
     """Show the table until Ctrl-C; an API server that is away is said, and asked again."""
     if not console.is_terminal:
         while True:
-            console.print(_look(cluster, is_wide=is_wide))
+            _print(console, _look(cluster, is_wide=is_wide))
             time.sleep(interval_seconds)
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
@@ -179,6 +179,17 @@ def _look(cluster: Cluster, *, is_wide: bool) -> RenderableType:
         return render(gather(cluster), is_wide=is_wide)
     except ClusterUnavailable as error:
         return Text(str(error), style="red")
+
+
+def _print(console: Console, shown: RenderableType) -> None:
+    """In a pipe without the blanks that fill a table's last column."""
+    if console.is_terminal:
+        console.print(shown)
+        return
+    with console.capture() as captured:
+        console.print(shown)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 def _console() -> Console:

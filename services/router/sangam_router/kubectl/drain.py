@@ -29,7 +29,8 @@ def drain(cluster: Cluster, name: str, progress: Progress, *, is_forced: bool) -
     pod = _pod(view, name)
     if not is_forced:
         _check_others_serve(view, pod)
-    cluster.annotate(pod, DRAIN_ANNOTATION, "true")
+    name = pod.name
+    progress.insist(f"drain {name}", lambda: cluster.annotate(pod, DRAIN_ANNOTATION, "true"))
 
     def missing() -> str | None:
         worker, now = _worker(cluster, pod)
@@ -51,11 +52,13 @@ def drain(cluster: Cluster, name: str, progress: Progress, *, is_forced: bool) -
 def undrain(cluster: Cluster, name: str, progress: Progress) -> None:
     """Let a worker take blocks again, and wait until it does."""
     pod = _pod(look(cluster), name)
-    cluster.annotate(pod, DRAIN_ANNOTATION, None)
+    name = pod.name
+    progress.insist(f"undrain {name}", lambda: cluster.annotate(pod, DRAIN_ANNOTATION, None))
 
     def missing() -> str | None:
         worker, _ = _worker(cluster, pod)
-        if worker.is_drain_desired or worker.is_draining:
+        is_refusal_shown = worker.refused is not None and worker.refused.is_drained
+        if worker.is_drain_desired or worker.is_draining or is_refusal_shown:
             return "the routers pass it on"
         return None
 

@@ -65,6 +65,23 @@ class Progress:
                 time.sleep(self._poll_seconds)
         self.tell(f"{what} ({time.monotonic() - started:.1f} s)")
 
+    def insist(self, what: str, change: Callable[[], None]) -> None:
+        """Carry out a change that may be repeated, again while the API server does not answer.
+
+        Raises:
+            TimedOut: it did not answer in time.
+        """
+        deadline = time.monotonic() + self._timeout_seconds
+        with self._shown(what) as show:
+            while True:
+                try:
+                    return change()
+                except ClusterUnavailable as error:
+                    if time.monotonic() > deadline:
+                        raise TimedOut(f"{what}: {error}") from None
+                    show(str(error))
+                    time.sleep(self._poll_seconds)
+
     @contextmanager
     def _shown(self, what: str) -> Iterator[Callable[[str], None]]:
         if self._console.is_terminal:

@@ -55,7 +55,14 @@ class Rebalance:
                 "install with router.fleetWatcher.enabled=true"
             )
         if not is_persistent:
-            return plan_flips(planned_workers(view, _usable(view, split)), split)
+            pods = view.staying
+            if num_owed(self._cluster.sets()):
+                raise SplitImpossible(
+                    "an interrupted rebalance --persist still owes a pod: "
+                    "finish it first, with --persist"
+                )
+            _check_ready(view, pods, len(pods), split)
+            return plan_flips(planned_workers(view, pods), split)
         sets = self._cluster.sets()
         counts = {each.role: each.replicas for each in sets}
         # A pod that its set has already given up takes a moment to begin to leave.
@@ -93,31 +100,40 @@ class Rebalance:
         elif isinstance(step, Grow):
             self._grow(step, what)
         elif isinstance(step, Settle):
-            self._cluster.settle(step.donor)
+            self._progress.insist(what, lambda: self._cluster.settle(step.donor))
             self._progress.tell(what)
 
     def _flip(self, flip: Flip, what: str) -> None:
-        pod = next((pod for pod in self._cluster.pods("worker") if pod.name == flip.pod), None)
-        if pod is None or pod.is_leaving:
-            raise FleetChanged(f"{flip.pod} is gone; run the command again")
-        self._cluster.annotate(pod, ROLE_ANNOTATION, flip.annotation)
-        self._progress.wait(what, lambda: self._lacks_role(pod, flip.after))
+        changed: list[PodInfo] = []
+
+        def change() -> None:
+            pod = next((pod for pod in self._cluster.pods("worker") if pod.name == flip.pod), None)
+            if pod is None or pod.is_leaving:
+                raise FleetChanged(f"{flip.pod} is gone; run the command again")
+            self._cluster.annotate(pod, ROLE_ANNOTATION, flip.annotation)
+            changed.append(pod)
+
+        self._progress.insist(what, change)
+        self._progress.wait(what, lambda: self._lacks_role(changed[0], flip.after))
 
     def _shrink(self, step: Shrink, what: str) -> None:
-        self._check_count(step.role, step.before)
-        self._cluster.scale(step.set_name, step.after, step.debt)
+        def change() -> None:
+            self._check_count(step)
+            self._cluster.scale(step.set_name, step.after, step.debt)
 
         def missing() -> str | None:
             if any(pod.name == step.pod for pod in self._cluster.pods("worker")):
                 return f"{step.pod} finishes its blocks and leaves"
             return None
 
+        self._progress.insist(what, change)
         self._progress.wait(what, missing)
 
     def _grow(self, step: Grow, what: str) -> None:
-        self._check_count(step.role, step.before)
-        self._cluster.scale(step.set_name, step.after, None)
-        self._cluster.settle(step.donor)
+        def change() -> None:
+            self._check_count(step)
+            self._cluster.scale(step.set_name, step.after, None)
+            self._cluster.settle(step.donor)
 
         def missing() -> str | None:
             view = look(self._cluster)
@@ -128,6 +144,7 @@ class Rebalance:
                 return f"{step.pod}: {pod.problem}"
             return self._lacks_role(pod, step.role)
 
+        self._progress.insist(what, change)
         self._progress.wait(what, missing)
 
     def _lacks_role(self, pod: PodInfo, role: Role) -> str | None:
@@ -147,11 +164,12 @@ class Rebalance:
             return f"{pod.name} takes no blocks yet"
         return None
 
-    def _check_count(self, role: Role, expected: int) -> None:
+    def _check_count(self, step: Shrink | Grow) -> None:
+        """``after`` is fine: the change was made, and only its answer was lost."""
         for each in self._cluster.sets():
-            if each.role is role and each.replicas != expected:
+            if each.role is step.role and each.replicas not in (step.before, step.after):
                 raise FleetChanged(
-                    f"{each.name} has {each.replicas} replicas instead of {expected}: somebody "
+                    f"{each.name} has {each.replicas} replicas instead of {step.before}: somebody "
                     "else scales it; run the command again when that is done"
                 )
 
@@ -168,12 +186,6 @@ class Rebalance:
             self._progress.tell(f"the fleet is {split} already: nothing to do")
             return
         self._progress.wait(f"the routers see {split}", missing)
-
-
-def _usable(view: FleetView, split: Split) -> list[PodInfo]:
-    pods = view.staying
-    _check_ready(view, pods, len(pods), split)
-    return pods
 
 
 def _check_ready(

@@ -15,7 +15,7 @@ from sangam_router.kubectl.routers import FleetReport, RoutersUnreachable, Worke
 
 @dataclass(frozen=True, slots=True)
 class RouterState:
-    """A router pod and its answer, or why there is none."""
+    """A router pod and its answer, or why there is none (a leaving one is not asked)."""
 
     pod: PodInfo
     report: FleetReport | None
@@ -151,10 +151,12 @@ def _pod_json(pod: PodInfo, worker: WorkerReport | None, *, is_known: bool) -> d
 
 
 def _router_state(cluster: Cluster, pod: PodInfo) -> RouterState:
-    if pod.phase != "Running" or pod.is_leaving:
+    if pod.is_leaving:
+        return RouterState(pod, None, None)
+    if pod.phase != "Running":
         return RouterState(pod, None, pod.problem)
     try:
-        return RouterState(pod, ask(cluster, pod), pod.problem or None)
+        return RouterState(pod, ask(cluster, pod), None)
     except RoutersUnreachable as error:
         return RouterState(pod, None, str(error).removeprefix(f"{pod.name}: "))
 
