@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster settings-table chart-schema manifests demo-cpu bench-engine bench-router bench-client loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-router bench-client loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,6 +68,16 @@ test-fast: $(STAMP) ## the tests that start no processes
 
 test-cluster: $(STAMP) ## the cluster tests: on KUBECONFIG's cluster, or on one that it brings up
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/cluster/run $(abspath $(BIN))/python
+
+BUILDER ?= $(firstword $(foreach each,docker podman buildah,$(if $(shell command -v $(each)),$(each))))
+VARIANT ?= cpu
+TAG ?= latest
+
+images: ## build both images (VARIANT=cpu|gpu, TAG=, BUILDER=docker|podman|buildah, TORCH_INDEX=)
+	@test -n '$(BUILDER)' || { echo 'no docker, podman or buildah is on the PATH; name one with BUILDER=' >&2; exit 1; }
+	$(BUILDER) build -f services/router/Dockerfile -t sangam-router:$(TAG) .
+	$(BUILDER) build -f services/worker/Dockerfile --build-arg VARIANT=$(VARIANT) \
+		$(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) -t sangam-worker:$(TAG) .
 
 settings-table: $(STAMP) ## write the README's settings tables from the settings classes
 	$(BIN)/python -m sangam_router.local.settings_table README.md \
