@@ -72,9 +72,10 @@ def sample(schema: dict[str, Any]) -> Any:
         return True
     if schema["type"] == "string":
         return "text"
+    if "exclusiveMaximum" in schema:
+        return schema["exclusiveMaximum"] / 2
     least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
-    most = schema.get("maximum", schema.get("exclusiveMaximum", 4))
-    value = max(least, most / 2)
+    value = max(least, min(2, schema.get("maximum", 2)))
     return int(value) if schema["type"] == "integer" else float(value)
 
 
