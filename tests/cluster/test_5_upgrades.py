@@ -2,7 +2,7 @@
 
 import pytest
 from tests.cluster.conftest import COUNTS
-from tests.cluster.kube import CommandFailed, helm, kubectl, wait_until
+from tests.cluster.kube import CommandFailed, get, helm, kubectl, wait_until
 from tests.cluster.load import Load
 from tests.cluster.release import Release
 
@@ -104,3 +104,21 @@ def test_a_rollback_restores_that_revision_s_count(release: Release) -> None:
     release.upgrade(*COUNTS, "--force-conflicts", wait=False)
     wait_until(lambda: release.sets()["colocated"] == 2, "two colocated workers")
     release.wait_for_workers(4)
+
+
+def test_what_an_autoscaler_made_of_the_routers_is_kept(release: Release) -> None:
+    scaled = (*COUNTS, "--set", "router.autoscaling.enabled=true,router.autoscaling.minReplicas=2")
+    name = f"deployment/{release.fullname}-router"
+
+    def replicas() -> int:
+        return int(get("deployment", f"{release.fullname}-router")["spec"]["replicas"])
+
+    release.upgrade(*scaled, wait=False)
+    assert get("horizontalpodautoscalers")[0]["spec"]["minReplicas"] == 2
+    assert replicas() == 2
+    kubectl("scale", name, "--replicas=3")  # as the autoscaler does; it waits before it scales down
+    release.upgrade(*scaled, wait=False)
+    assert replicas() == 3
+    release.upgrade(*COUNTS, "--force-conflicts", wait=False)
+    kubectl("scale", name, "--replicas=2")
+    wait_until(lambda: len(release.ready_pods("router")) == 2, "two routers")
