@@ -31,6 +31,8 @@ class FakeApiServer:
 
     Attributes:
         num_lists, num_watches: requests served. lists_fail_with: a status, or None.
+        odd_list: a body to answer lists with. do_watches_end: whether each ends at once, cleanly.
+        is_silent: whether watches tell nothing and stay open.
         oldest_version: watches from before it get 410 (in the stream, as the real one may).
     """
 
@@ -39,6 +41,8 @@ class FakeApiServer:
         self.version = 100
         self.num_lists = self.num_watches = 0
         self.lists_fail_with: int | None = None
+        self.odd_list: object = None
+        self.do_watches_end = self.is_silent = False
         self.oldest_version = 0
         self.queries: list[dict[str, str]] = []
         self._pods: dict[str, dict[str, Any]] = {}
@@ -60,6 +64,13 @@ class FakeApiServer:
     async def bookmark(self) -> None:
         """Tell of a newer version and nothing else."""
         await self._happen("BOOKMARK", {"kind": "Pod", "metadata": {}})
+
+    async def spoil(self) -> None:
+        """Tell of something that is no pod."""
+        async with self._changed:
+            self.version += 1
+            self._history.append((self.version, {"type": "MODIFIED", "object": {}}))
+            self._changed.notify_all()
 
     async def cut(self) -> None:
         """Break every watch off, without a word."""
@@ -84,6 +95,8 @@ class FakeApiServer:
         if self.lists_fail_with is not None:
             body = {"kind": "Status", "code": self.lists_fail_with, "message": "not today"}
             return web.json_response(body, status=self.lists_fail_with)
+        if self.odd_list is not None:
+            return web.json_response(self.odd_list)
         body = {
             "kind": "PodList",
             "metadata": {"resourceVersion": str(self.version)},
@@ -101,8 +114,9 @@ class FakeApiServer:
             await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
             return response
         cut = self._cut
-        while True:
-            news = [event for version, event in self._history if version > seen]
+        while not self.do_watches_end:
+            is_told = not self.is_silent
+            news = [event for version, event in self._history if version > seen and is_told]
             for event in news:
                 await response.write(json.dumps(event).encode() + b"\n")
             seen = self.version
@@ -113,6 +127,7 @@ class FakeApiServer:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
+        return response
 
 
 @asynccontextmanager

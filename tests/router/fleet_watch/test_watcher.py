@@ -151,7 +151,6 @@ async def test_a_history_that_is_gone_leads_to_a_new_list() -> None:
 async def test_an_api_server_that_goes_away_changes_nothing_and_is_found_again() -> None:
     async with a_fake_api_server() as server:
         await server.put(a_pod(annotations={"sangam.io/role": "decode"}))
-        port = int(server.url.rpartition(":")[2])
         with capture_logs() as logs:
             async with a_scene(server, resync_seconds=0.05) as scene:
                 await scene.synced()
@@ -166,9 +165,52 @@ async def test_an_api_server_that_goes_away_changes_nothing_and_is_found_again()
                 server.lists_fail_with = None
                 await scene.synced()
                 assert scene.ledger.role() == "decode"
-                assert port
     told = [entry for entry in logs if "cannot be followed" in entry["event"]]
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    "body", [[1], {"hello": 1}, {"metadata": {"resourceVersion": "1"}, "items": [{}]}]
+)
+async def test_an_answer_that_is_no_list_of_pods_is_said_and_survived(body: object) -> None:
+    async with a_fake_api_server() as server:
+        server.odd_list = body
+        async with a_scene(server) as scene:
+            await until(lambda: "no pod" in str(scene.watcher.status.problem), "said")
+            server.odd_list = None
+            await scene.synced()
+
+
+async def test_an_event_without_a_pod_is_said_and_survived() -> None:
+    async with a_fake_api_server() as server, a_scene(server) as scene:
+        await scene.synced()
+        await server.spoil()
+        await until(lambda: scene.watcher.status.problem is not None, "said")
+        await scene.synced()
+
+
+async def test_watches_that_end_at_once_are_asked_for_ever_more_slowly() -> None:
+    async with a_fake_api_server() as server:
+        server.do_watches_end = True
+        async with a_scene(server) as scene:
+            began = time.monotonic()
+            await until(lambda: server.num_watches >= 3, "asked again")
+            # Pauses of 0.5 s and 1 s lie between three watches.
+            assert time.monotonic() - began >= 1.4
+            server.do_watches_end = False
+            await server.put(a_pod(annotations={"sangam.io/role": "decode"}))
+            await until(lambda: scene.ledger.role() == "decode", "followed all the same")
+
+
+async def test_a_watch_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sangam_router.fleet_watch.kubernetes_pods._SILENCE_SECONDS", 0.3)
+    async with a_fake_api_server() as server:
+        server.is_silent = True
+        async with a_scene(server) as scene:
+            await scene.synced()
+            await server.put(a_pod(annotations={"sangam.io/role": "decode"}))
+            await until(lambda: "TimeoutError" in str(scene.watcher.status.problem), "given up")
+            await until(lambda: scene.ledger.role() == "decode", "listed again")
 
 
 async def test_a_refusal_is_logged_and_counted_once_and_tried_again() -> None:

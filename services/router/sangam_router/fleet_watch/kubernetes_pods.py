@@ -54,7 +54,11 @@ class KubernetesPods:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise PodsUnavailable(_text(error)) from None
         _check(response.status, body)
-        return PodList(body.get("items") or [], body["metadata"]["resourceVersion"])
+        metadata = _metadata(body)
+        pods = body.get("items") or []
+        for pod in pods:
+            _metadata(pod, "uid")
+        return PodList(pods, metadata["resourceVersion"])
 
     @asynccontextmanager
     async def watch(self, version: str) -> AsyncIterator[AsyncIterator[PodEvent]]:
@@ -119,7 +123,9 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[PodEvent]:
         except (ValueError, KeyError, TypeError):
             raise PodsUnavailable("the watch broke off in the middle of an event") from None
         if kind == "ERROR":
-            _check(int(pod.get("code") or 500), pod)
+            code = pod.get("code") if isinstance(pod, dict) else None
+            _check(code if isinstance(code, int) and code != 200 else 500, pod)
+        _metadata(pod, *(() if kind == "BOOKMARK" else ("uid",)))
         yield PodEvent(kind, pod)
 
 
@@ -130,6 +136,14 @@ def _check(status: int, body: Any) -> None:
     if status == _GONE:
         raise HistoryGone(message)
     raise PodsUnavailable(f"the API server answers {status}: {message}")
+
+
+def _metadata(thing: Any, *needed: str) -> dict[str, Any]:
+    """The metadata of a list or a pod; whatever answers otherwise is no API server."""
+    metadata = thing.get("metadata") if isinstance(thing, dict) else None
+    if not isinstance(metadata, dict) or not {"resourceVersion", *needed} <= metadata.keys():
+        raise PodsUnavailable("the API server's answer is no pod or list of pods")
+    return metadata
 
 
 def _text(error: BaseException) -> str:

@@ -103,19 +103,27 @@ class FleetWatcher:
         backoff_seconds = _FIRST_BACKOFF_SECONDS
         version: str | None = None
         while True:
+            began = self._clock()
             try:
                 if version is None:
                     version = await self._list()
                 version = await self._watch(version)
-                backoff_seconds = _FIRST_BACKOFF_SECONDS
-            except HistoryGone:
+            except HistoryGone as error:
+                if backoff_seconds > _FIRST_BACKOFF_SECONDS:
+                    self._lost(f"the list's own version is gone: {error}")
                 version = None
             except PodsUnavailable as error:
                 self._lost(str(error))
                 # Whatever happened meanwhile: deleted pods show only in a list.
                 version = None
-                await asyncio.sleep(backoff_seconds)
-                backoff_seconds = min(2 * backoff_seconds, _MAX_BACKOFF_SECONDS)
+            if self._clock() - began >= _MAX_BACKOFF_SECONDS:
+                backoff_seconds = _FIRST_BACKOFF_SECONDS
+                if version is not None:
+                    continue
+            # Also after a clean end that came at once: a proxy that ends every watch must not be
+            # asked a thousand times a second.
+            await asyncio.sleep(backoff_seconds)
+            backoff_seconds = min(2 * backoff_seconds, _MAX_BACKOFF_SECONDS)
 
     async def _list(self) -> str:
         listed = await self._pods.list()
