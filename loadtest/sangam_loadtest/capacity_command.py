@@ -15,10 +15,10 @@ from sangam_loadtest import options as o
 from sangam_loadtest.arrivals import ArrivalProcess, Arrivals
 from sangam_loadtest.capacity import Capacity, Objective, ProbeResult, Search, find_capacity
 from sangam_loadtest.capacity_state import CapacityState
-from sangam_loadtest.console import errors_told
 from sangam_loadtest.run import RunOptions, run, write_json
 from sangam_loadtest.summary import Summary
 from sangam_loadtest.traces.source import LengthFilter
+from sangam_router.command_errors import errors_told
 from sangam_router.model_files import SHIPPED_MODEL
 
 _SEARCH = "Search"

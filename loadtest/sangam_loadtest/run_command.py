@@ -12,10 +12,10 @@ from rich.console import Console
 from sangam_core.errors import SangamError
 from sangam_loadtest import options as o
 from sangam_loadtest.arrivals import ArrivalProcess, Arrivals
-from sangam_loadtest.console import errors_told
 from sangam_loadtest.run import RunOptions, RunResult, run, write_json
 from sangam_loadtest.show import show_summary
 from sangam_loadtest.traces.source import LengthFilter
+from sangam_router.command_errors import errors_told
 from sangam_router.model_files import SHIPPED_MODEL
 
 _INTERRUPTED_STATUS = 130

@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from sangam_core.errors import SangamError
+from sangam_router.command_errors import errors_told
 from sangam_router.kubectl.cluster import Cluster, ClusterUnavailable, Target, connect
 from sangam_router.kubectl.drain import drain, undrain
 from sangam_router.kubectl.progress import Progress
@@ -124,7 +125,7 @@ def rebalance_command(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Move workers between roles until there are so many of each. Safe to repeat."""
-    with _errors_told():
+    with errors_told():
         wanted = parse_split(split)
     with _connected(Target(namespace, release, context, kubeconfig)) as cluster:
         progress = Progress(_console(), timeout_seconds=timeout)
@@ -201,25 +202,12 @@ def _console() -> Console:
 
 @contextmanager
 def _connected(target: Target) -> Iterator[Cluster]:
-    with _errors_told():
+    with errors_told():
         cluster = connect(target)
         try:
             yield cluster
         finally:
             cluster.close()
-
-
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    """Turns an error that Sangam raised on purpose into its text and exit status 1."""
-    try:
-        yield
-    except SangamError as error:
-        console = Console(stderr=True, highlight=False)
-        console.print(Text(f"error: {error}", style="red"), soft_wrap=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(130) from error
 
 
 def main() -> None:

@@ -7,8 +7,6 @@ each), so that this package need not know of them.
 
 import asyncio
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,9 +14,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from sangam_core.errors import SangamError
+from sangam_router.command_errors import errors_told
 from sangam_router.local.chat import ChatOptions, chat
 from sangam_router.local.cluster import ClusterOptions
 from sangam_router.local.roles import resolve_roles
@@ -91,7 +89,7 @@ def up_command(
 ) -> None:
     """Start Redis, routers and workers here; stop them with Ctrl-C."""
     console = Console(highlight=False)
-    with _errors_told():
+    with errors_told():
         options = ClusterOptions(
             log_dir=log_dir,
             roles=resolve_roles(prefill, decode, colocated),
@@ -134,7 +132,7 @@ def chat_command(
         max_tokens=max_tokens,
         num_earlier_turns=turns,
     )
-    with _errors_told():
+    with errors_told():
         chat(options, Console(highlight=False))
 
 
@@ -143,26 +141,13 @@ def _namespace(*, is_shared: bool) -> str:
     return f"sangam-{secrets.token_hex(3)}" if is_shared else "sangam"
 
 
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    """Turns an error that Sangam raised on purpose into its text and exit status 1."""
-    try:
-        yield
-    except SangamError as error:
-        console = Console(stderr=True, highlight=False)
-        console.print(Text(f"error: {error}", style="red"), soft_wrap=True)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(130) from error
-
-
 def _missing(name: str, error: ImportError) -> typer.Typer:
     """Stands in for a command whose package is not installed, and says so when called."""
     stand_in = typer.Typer()
 
     @stand_in.callback(invoke_without_command=True, help=f"(not installed: {error})")
     def tell() -> None:
-        with _errors_told():
+        with errors_told():
             raise SangamError(f"sangam {name} cannot be loaded: {error}")
 
     return stand_in

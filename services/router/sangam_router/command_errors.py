@@ -1,4 +1,7 @@
-"""How the load test's commands speak: one console, and errors as one line with an exit status."""
+"""How every command ends on an error: one line, and an exit status.
+
+Called by ``sangam``, ``kubectl sangam`` and the load test's commands.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
