@@ -10,13 +10,15 @@ from tests.cluster.release import Release
 from tests.cluster.settings import APISERVER_OUTAGE, NAMESPACE
 
 EAT = (
-    "import time\n"
+    "import os,time\n"
     "open('/proc/1/oom_score_adj','w').write('1000')\n"
-    "held=[]\n"
-    "while True:\n"
-    "    held.append(b'x'*(32<<20)); time.sleep(0.01)\n"
+    "while os.fork():\n"
+    "    time.sleep(0.1)\n"
+    "held=b'x'*(96<<20)\n"
+    "time.sleep(60)\n"
 )
-"""Makes the worker the one to be killed, then takes the container's memory."""
+"""Takes the container's memory in many small processes, so that the worker, the largest, is the one
+that is killed (and all with it, as process 1)."""
 
 
 def test_a_deleted_redis_costs_no_answer(release: Release, load: Load) -> None:
