@@ -224,7 +224,11 @@ class Driver:
                 event = await self._decode_elsewhere(run, sender)
                 await asyncio.wait({watch}, timeout=self._limits.settle_seconds)
                 watch.cancel()
-        except* SangamError as errors:
+        except BaseExceptionGroup as group:
+            # Not `except*`: before Python 3.11.4 it wraps what is raised in it into a group again.
+            errors, bugs = group.split(SangamError)
+            if errors is None or bugs is not None:
+                raise
             _raise_if_cancelled()
             raise _first(errors) from None
         return event
