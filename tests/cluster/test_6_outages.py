@@ -63,10 +63,6 @@ def test_requests_and_roles_go_on_without_an_api_server(release: Release, load: 
     wait_until(lambda: release.fleet()["watcher"]["is_synced"], "the pods are followed again")
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="seen once: some answers end in 500 internal_error; the cause is not known yet",
-)
 def test_a_worker_that_is_killed_for_its_memory_costs_no_answer(
     release: Release, load: Load
 ) -> None:
