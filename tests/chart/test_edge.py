@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.chart.helm import CHART, Helm, Rendered, component, container, environment
 
-RULES = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+RULES = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
 
 
 def router(rendered: Rendered) -> dict[str, Any]:

@@ -292,6 +292,23 @@ async def test_leaving_lets_running_blocks_finish() -> None:
         assert code(queued) == "draining"
 
 
+async def test_the_hook_before_the_stop_and_the_stop_share_one_deadline() -> None:
+    async with (
+        a_worker(role=Role.PREFILL, drain_deadline_seconds=2.0) as worker,
+        a_client() as client,
+    ):
+        held = await client.start(worker, a_start(worker, hands_over=True))
+        await held.until(PassRan)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        report = await drain(client, worker, "leave")
+        assert report["num_blocks"] == 1
+        await asyncio.sleep(1.5)  # the hook waits
+        await worker.control.leave()
+        assert clock() - began < 3.3  # two deadlines would be 3.5
+        assert (await held.rest())[-1] == "lost"
+
+
 async def test_leaving_is_bounded_by_the_drain_s_deadline() -> None:
     async with (
         a_worker(role=Role.PREFILL, drain_deadline_seconds=0.1) as worker,

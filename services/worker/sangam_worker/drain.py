@@ -59,6 +59,7 @@ class RoleControl:
         self._desired: Role | None = None
         self._unknown_desire: str | None = None
         self._switching: asyncio.Task[None] | None = None
+        self._leave_by: float | None = None
 
     def drain(self) -> None:
         """Take no new blocks until ``undrain``; waiting prefills are handed back."""
@@ -101,6 +102,10 @@ class RoleControl:
 
     def begin_to_leave(self) -> None:
         """Take no new blocks ever again; those that wait are handed back, the others finish."""
+        if self._leave_by is None:
+            # Counted once: the hook before SIGTERM and SIGTERM itself share the deadline, or the
+            # pod's grace period would have to hold it twice.
+            self._leave_by = asyncio.get_running_loop().time() + self._drain_deadline_seconds
         self._standing.close(Closure.LEAVING)
         if self._switching is not None:
             self._switching.cancel()
@@ -110,7 +115,9 @@ class RoleControl:
         """Let the blocks here finish, within the deadline, and take no new ones."""
         self.begin_to_leave()
         reason = _lost("draining", self._standing)
-        if not await self._service.emptied(self._drain_deadline_seconds):
+        assert self._leave_by is not None
+        left_seconds = max(0.0, self._leave_by - asyncio.get_running_loop().time())
+        if not await self._service.emptied(left_seconds):
             self._loop.drop_all(reason)
             await self._service.emptied(_DROP_SECONDS)
 

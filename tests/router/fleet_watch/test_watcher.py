@@ -25,6 +25,7 @@ class MemoryLedger:
     """Keeps wishes; refuses or is away on demand."""
 
     wishes: dict[str, Wish] = field(default_factory=dict)
+    num_bugs: int = 0
     num_writes: int = 0
     is_away: bool = False
     refuses: str = ""
@@ -33,6 +34,9 @@ class MemoryLedger:
         self.num_writes += 1
         if self.is_away:
             raise Unavailable("Redis does not answer")
+        if self.num_bugs:
+            self.num_bugs -= 1
+            raise RuntimeError("a script that has a bug")
         if wish.objection or self.refuses:
             return Decision(Verdict.REFUSED, wish.objection or self.refuses)
         known = self.wishes.get(wish.worker_id)
@@ -134,6 +138,18 @@ async def test_a_redis_that_is_away_is_said_and_caught_up_with() -> None:
         scene.ledger.is_away = False
         await until(lambda: scene.ledger.role() == "decode", "caught up")
         await until(lambda: scene.watcher.status.problem is None, "well again")
+
+
+async def test_a_bug_does_not_end_the_watcher_and_is_said() -> None:
+    async with a_fake_api_server() as server:
+        with capture_logs() as logs:
+            async with a_scene(server, resync_seconds=0.05) as scene:
+                await scene.synced()
+                scene.ledger.num_bugs = 2
+                await server.put(a_pod(annotations={"sangam.io/role": "decode"}))
+                await until(lambda: scene.ledger.role() == "decode", "went on")
+                await scene.synced()
+    assert [entry["log_level"] for entry in logs if "bug" in entry["event"]] == ["error"] * 2
 
 
 async def test_a_history_that_is_gone_leads_to_a_new_list() -> None:

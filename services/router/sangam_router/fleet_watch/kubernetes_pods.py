@@ -72,7 +72,8 @@ class KubernetesPods:
                     timeout_seconds=_WATCH_SECONDS,
                 )
                 if response.status != 200:
-                    _check(response.status, json.loads(await response.read()))
+                    async with response:
+                        _check(response.status, json.loads(await response.read()))
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise PodsUnavailable(_text(error)) from None
         try:

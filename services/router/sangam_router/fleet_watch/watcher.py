@@ -116,6 +116,11 @@ class FleetWatcher:
                 self._lost(str(error))
                 # Whatever happened meanwhile: deleted pods show only in a list.
                 version = None
+            except Exception as error:  # noqa: BLE001 - all routers see the same pods: a bug here
+                # must not end every one of them.
+                _log.exception("the fleet watcher has a bug")
+                self._lost(f"bug: {type(error).__name__}: {error}")
+                version = None
             if self._clock() - began >= _MAX_BACKOFF_SECONDS:
                 backoff_seconds = _FIRST_BACKOFF_SECONDS
                 if version is not None:
@@ -173,7 +178,11 @@ class FleetWatcher:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self._resync_seconds)
-            await self._write([*self._wishes.values()])
+            try:
+                await self._write([*self._wishes.values()])
+            except Exception as error:  # noqa: BLE001 - as above
+                _log.exception("the fleet watcher has a bug")
+                self._ledger_problem = f"bug: {type(error).__name__}: {error}"
 
     async def _write(self, wishes: Iterable[Wish]) -> None:
         """Write wishes; those that Redis cannot take now are written at the next resync."""
