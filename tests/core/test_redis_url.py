@@ -15,6 +15,9 @@ from sangam_core.redis_url import without_password
             "rediss://user@host/1?ssl_ca_certs=/ca.crt",
         ),
         ("redis://user@host", "redis://user@host"),
+        ("redis://:se/cret@host:6379/0", "redis://host:6379/0"),
+        ("redis://user:se?cr/et@host/0", "redis://user@host/0"),
+        ("redis://:secret@host/0?client_name=a@b", "redis://host/0?client_name=a@b"),
     ],
 )
 def test_a_url_loses_its_password_and_nothing_else(url: str, bare: str) -> None:
