@@ -200,8 +200,6 @@ def test_routers_that_follow_no_pods_are_told(cluster: FakeCluster, run: Run) ->
 
 
 def test_what_takes_too_long_ends_with_what_is_missing(cluster: FakeCluster, run: Run) -> None:
-    # Taken in by no router's watcher: the role never changes.
-    cluster.pods["sangam-prefill-1"]["metadata"]["labels"][pods.BOOT_ROLE_LABEL] = "prefill"
     cluster.held_blocks["sangam-colocated-0"] = 10**6
     result = run("drain", "sangam-colocated-0", "--timeout", "1s")
     assert result.exit_code == 1

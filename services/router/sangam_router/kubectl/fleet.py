@@ -38,9 +38,7 @@ class FleetView:
 
     def worker(self, pod: PodInfo) -> WorkerReport | None:
         """What the routers know of a pod; None while it is not registered."""
-        if self.report is None:
-            return None
-        return next((each for each in self.report.workers if each.worker_id == pod.uid), None)
+        return self.report.worker(pod) if self.report is not None else None
 
     def known_report(self) -> FleetReport:
         """The routers' answer. Raises ``RoutersUnreachable``."""

@@ -9,7 +9,7 @@ from sangam_core.placement import Role
 from sangam_router.kubectl.cluster import Cluster
 from sangam_router.kubectl.fleet import FleetView, look, planned_workers, standing_role
 from sangam_router.kubectl.persist_plan import Grow, Settle, Shrink, Step, num_owed, plan_persist
-from sangam_router.kubectl.plan import Flip, plan_flips
+from sangam_router.kubectl.plan import Flip, check_total, plan_flips
 from sangam_router.kubectl.pods import ROLE_ANNOTATION, PodInfo
 from sangam_router.kubectl.progress import Progress
 from sangam_router.kubectl.splits import Split, SplitImpossible, split_of
@@ -196,12 +196,7 @@ def _check_ready(
     Args:
         num_owed: pods of an interrupted rebalance, still to be made by this one.
     """
-    num_pods = num_expected + num_owed
-    if split.total != num_pods:
-        raise SplitImpossible(
-            f"{split} makes {split.total} workers, but the fleet has {num_pods}: "
-            "the counts must add up to it (kubectl scale changes how many there are)"
-        )
+    check_total(num_expected + num_owed, split)
     problems = []
     for pod in pods:
         if pod.boot_role is None:

@@ -107,6 +107,10 @@ class FleetReport(_Read):
     waiting: WaitingReport = WaitingReport()
     watcher: WatcherReport = WatcherReport()
 
+    def worker(self, pod: PodInfo) -> WorkerReport | None:
+        """What is known of a pod; None while it is not registered."""
+        return next((each for each in self.workers if each.worker_id == pod.uid), None)
+
 
 def ask(cluster: Cluster, router: PodInfo) -> FleetReport:
     """What one router says of the fleet.

@@ -45,8 +45,7 @@ class Status:
 
     def worker(self, pod: PodInfo) -> WorkerReport | None:
         """What the routers know of a pod."""
-        workers = self.report.workers if self.report is not None else ()
-        return next((each for each in workers if each.worker_id == pod.uid), None)
+        return self.report.worker(pod) if self.report is not None else None
 
     @property
     def problems(self) -> list[str]:
