@@ -10,7 +10,7 @@ from tests.cluster.conftest import COUNTS
 from tests.cluster.kube import get, kubectl, wait_until
 from tests.cluster.load import Load, a_client, body_of
 from tests.cluster.release import HOST, Release
-from tests.cluster.settings import INGRESS_CLASSES
+from tests.cluster.settings import INGRESS_CLASSES, INGRESS_URL
 
 LONG_QUESTION = "Count from 1 to 30."
 
@@ -57,7 +57,7 @@ def test_a_stream_arrives_step_by_step(release: Release, class_name: str) -> Non
 
     def is_served() -> bool:
         try:
-            response = httpx.get(f"{a_client().base_url}/v1/models", headers={"host": HOST})
+            response = httpx.get(f"{INGRESS_URL}/v1/models", headers={"host": HOST})
         except httpx.HTTPError:
             return False
         return response.status_code == 200

@@ -5,7 +5,7 @@ from tests.cluster.conftest import COUNTS
 from tests.cluster.kube import CommandFailed, get, kubectl, wait_until
 from tests.cluster.load import Load
 from tests.cluster.release import Release
-from tests.cluster.settings import IMAGES, NAMESPACE, NODE_CIDR
+from tests.cluster.settings import IMAGES, NODE_CIDR
 
 CONNECT = "import socket,sys;socket.create_connection((sys.argv[1],int(sys.argv[2])),4);print('in')"
 POST = (
@@ -62,4 +62,3 @@ def test_a_worker_refuses_calls_without_the_token(release: Release, stranger: st
         script = ("python", "-c", POST, url, repr(headers))
         assert kubectl("exec", stranger, "--", *script).strip() == "401"
     kubectl("delete", "pod", stranger, "--grace-period=0", "--force")
-    assert NAMESPACE
