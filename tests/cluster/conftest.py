@@ -5,13 +5,14 @@ folder: a plain ``make test`` must not install anything on whatever cluster KUBE
 ``make test-cluster`` does both.
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cluster.kube import kubectl, run
+from tests.cluster.kube import CommandFailed, kubectl, run
 from tests.cluster.load import Load, References, ask_once, under_load
 from tests.cluster.release import Release
 from tests.cluster.settings import NAMESPACE
@@ -33,6 +34,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(600))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep what the pods said when a test fails: at the end the namespace is gone."""
+    report = yield
+    folder = os.environ.get("SANGAM_TEST_LOGS")
+    if report.failed and folder and HERE in item.path.parents:
+        keep_logs(Path(folder) / f"{item.name}-{report.when}")
+    return report
+
+
+def keep_logs(folder: Path) -> None:
+    """Objects, events and every pod's log, as files; what cannot be had is left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    commands = {
+        "objects.txt": ("get", "pods,statefulsets,deployments", "-o", "wide"),
+        "events.txt": ("get", "events", "--sort-by=.lastTimestamp"),
+        "pods.txt": ("describe", "pods"),
+    }
+    with contextlib.suppress(CommandFailed):
+        for name in kubectl("get", "pods", "-o", "name").split():
+            commands[f"{name.removeprefix('pod/')}.log"] = ("logs", name, "--all-containers")
+    for file, command in commands.items():
+        with contextlib.suppress(CommandFailed):
+            (folder / file).write_text(kubectl(*command))
 
 
 @pytest.fixture(scope="session")
