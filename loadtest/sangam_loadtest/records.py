@@ -29,9 +29,14 @@ class RequestRecord:
         error: kind of failure (``timeout``, ``http_503``, ...); None where it was answered.
         latency_seconds: from due to the last byte; None on an error.
         first_token_seconds: from due to the first text; None where none came.
-        queueing_seconds: waiting for a place and for the token budget, over all blocks.
+        queueing_seconds: all waiting, over all blocks: the sum of the two that follow.
+        prefill_queueing_seconds: waiting for a place for prefills and for the token budget.
+        decode_queueing_seconds: prefilled and waiting for pages on a decode worker, then parked
+            there until it joins the decodes; 0 where prefills and decodes share a worker.
         num_steps: passes whose commits counted.
         placements: for each block, the workers that it ran on, in order.
+        commit_counts: for each block, tokens committed by each of its passes that counted, the
+            prefill's first.
         is_right: whether the answer was right, where that is known.
     """
 
@@ -47,6 +52,8 @@ class RequestRecord:
     first_token_seconds: float | None = None
     server_latency_seconds: float | None = None
     queueing_seconds: float | None = None
+    prefill_queueing_seconds: float | None = None
+    decode_queueing_seconds: float | None = None
     prefill_seconds: float | None = None
     decode_seconds: float | None = None
     transfer_seconds: float | None = None
@@ -54,6 +61,7 @@ class RequestRecord:
     num_steps: int | None = None
     num_retries: int | None = None
     placements: list[list[str]] = field(default_factory=list)
+    commit_counts: list[list[int]] = field(default_factory=list)
     task: str | None = None
     is_right: bool | None = None
 

@@ -20,6 +20,8 @@ METRICS = {
     "latency": "latency_seconds",
     "first_token": "first_token_seconds",
     "queueing": "queueing_seconds",
+    "prefill_queueing": "prefill_queueing_seconds",
+    "decode_queueing": "decode_queueing_seconds",
     "prefill": "prefill_seconds",
     "decode": "decode_seconds",
     "transfer": "transfer_seconds",

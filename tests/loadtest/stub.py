@@ -15,6 +15,8 @@ TIMINGS = {
     "latency_seconds": 0.05,
     "first_token_seconds": 0.02,
     "queueing_seconds": 0.01,
+    "prefill_queueing_seconds": 0.007,
+    "decode_queueing_seconds": 0.003,
     "prefill_seconds": 0.02,
     "decode_seconds": 0.015,
     "transfer_seconds": 0.005,
@@ -22,6 +24,7 @@ TIMINGS = {
     "num_steps": 9,
     "num_retries": 1,
     "placements": [["w-0"], ["w-1", "w-0"]],
+    "commit_counts": [[20, 6, 3, 2, 1], [29, 1, 1, 1]],
 }
 WAIT_SECONDS = 10.0
 

@@ -114,6 +114,9 @@ def test_records_hold_the_servers_timings(tmp_path: Path) -> None:
     assert (record.num_blocks, record.num_steps, record.num_retries) == (2, 9, 1)
     assert record.placements == [["w-0"], ["w-1", "w-0"]]
     assert record.queueing_seconds == 0.01
+    assert record.prefill_queueing_seconds == 0.007
+    assert record.decode_queueing_seconds == 0.003
+    assert record.commit_counts == [[20, 6, 3, 2, 1], [29, 1, 1, 1]]
     assert record.prompt_tokens == 11
     assert record.first_token_seconds is not None
     assert record.latency_seconds is not None

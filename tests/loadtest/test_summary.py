@@ -20,6 +20,8 @@ def test_records_survive_their_file(tmp_path: Path) -> None:
     records = [
         record(0, placements=[["a", "b"]], num_steps=3, is_right=False),
         record(1, None, error="timeout", error_message="no end"),
+        record(2, prefill_queueing_seconds=0.25, decode_queueing_seconds=0.0),
+        record(3, commit_counts=[[20, 12], [32]]),
     ]
     write_records(path, records)
     assert read_records(path) == records
@@ -50,6 +52,24 @@ def test_percentiles_and_rates_are_of_the_counted_requests() -> None:
     assert summary.offered_rate == pytest.approx(1.0)
     assert summary.completed_rate == pytest.approx(10 / 19)
     assert summary.output_tokens_rate == pytest.approx(200 / 19)
+
+
+def test_waiting_is_told_apart_by_what_it_was_for() -> None:
+    summary = summarise(
+        [
+            record(
+                0, queueing_seconds=0.5, prefill_queueing_seconds=0.3, decode_queueing_seconds=0.2
+            ),
+            record(1, queueing_seconds=0.1),  # of a server that does not tell the two apart
+        ]
+    )
+    told = {name: (d.count, d.mean) for name, d in summary.distributions.items()}
+    assert told == {
+        "latency": (2, 1.0),
+        "queueing": (2, pytest.approx(0.3)),
+        "prefill_queueing": (1, 0.3),
+        "decode_queueing": (1, 0.2),
+    }
 
 
 def test_failures_are_counted_by_kind_and_interrupted_requests_apart() -> None:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 
@@ -27,6 +28,8 @@ _LEAD_SECONDS = 0.1
 _SENDS_WITHOUT_YIELD = 16
 _TIMINGS = (
     "queueing_seconds",
+    "prefill_queueing_seconds",
+    "decode_queueing_seconds",
     "prefill_seconds",
     "decode_seconds",
     "transfer_seconds",
@@ -178,6 +181,7 @@ class _Sender:
         due_at, sent_at, ended_at = times
         told = reply or Reply()
         usage, timings, request = told.usage, told.timings, due.request
+        measured: dict[str, Any] = {name: timings.get(name) for name in _TIMINGS}
         return RequestRecord(
             index=due.index,
             scheduled_seconds=due.at_seconds,
@@ -191,7 +195,8 @@ class _Sender:
             first_token_seconds=told.first_text_at - due_at if told.first_text_at else None,
             server_latency_seconds=timings.get("latency_seconds"),
             placements=timings.get("placements") or [],
+            commit_counts=timings.get("commit_counts") or [],
             task=request.task,
             is_right=is_answer_right(request, "".join(told.text)) if reply else None,
-            **{name: timings.get(name) for name in _TIMINGS},
+            **measured,
         )
