@@ -6,6 +6,7 @@ under way names. In float32 on a CPU the outcome of a pass is the same bit for b
 is in the plan (design section 3, *same bytes*).
 """
 
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from sangam_worker.sampling.sampler import Sampler
 from sangam_worker.weights import random_weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ATTENTION_BACKENDS = {"torch": TorchAttention}
+ATTENTION_BACKENDS: Mapping[str, Callable[[KVPool], Attention]] = {"torch": TorchAttention}
 
 T = TypeVar("T")
 
@@ -92,7 +93,7 @@ def load_engine(
     dtype: str = "float32",
     device: str = "cpu",
     total_pages: int,
-    attention: str = "torch",
+    attention: str | Callable[[KVPool], Attention] = "torch",
     seed: int = 0,
 ) -> Engine:
     """Build an engine.
@@ -100,7 +101,8 @@ def load_engine(
     Args:
         model: a folder, a hub id, ``small`` (shipped) or ``random:<name>`` (benchmarks).
         dtype: ``float32`` or ``bfloat16``; a checkpoint stored in another one is cast.
-        total_pages: pages of 16 tokens in the KV pool. attention: the backend by name.
+        total_pages: pages of 16 tokens in the KV pool.
+        attention: the backend by name, or what makes one over the pool (benchmarks).
         seed: of random weights.
 
     Raises:
@@ -109,7 +111,8 @@ def load_engine(
     if total_pages < 1:
         raise ConfigurationError(f"total_pages must be at least 1, not {total_pages}")
     torch_dtype = _choice(dtype, DTYPES, "dtype")
-    backend = _choice(attention, ATTENTION_BACKENDS, "attention")
+    if isinstance(attention, str):
+        attention = _choice(attention, ATTENTION_BACKENDS, "attention")
     torch_device = _device(device)
     with torch.inference_mode():
         if model.startswith(RANDOM_PREFIX):
@@ -128,10 +131,10 @@ def load_engine(
         dtype=torch_dtype,
         device=torch_device,
     )
-    return Engine(config, transformer, pool, backend(pool))
+    return Engine(config, transformer, pool, attention(pool))
 
 
-def _choice(name: str, choices: dict[str, T], setting: str) -> T:
+def _choice(name: str, choices: Mapping[str, T], setting: str) -> T:
     try:
         return choices[name]
     except KeyError:
