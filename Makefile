@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-router bench-client loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-router bench-client loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -100,6 +100,10 @@ demo-cpu: ## print the rendered demo
 
 bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.engine_throughput
+
+bench-passes: $(STAMP) ## what a worker's iterations cost, as CSV (OUT=FILE, MODEL=small, DEVICE=cpu)
+	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.pass_costs \
+		$(if $(OUT),--out $(abspath $(OUT))) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE))
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch
