@@ -1,0 +1,234 @@
+"""Reads and writes tables of constants: TOML, every value with its unit and its source.
+
+Decides the sections, that each value is there, is a number within its bounds and in its unit, and
+that a table which lacks a section takes it from the shipped one. Which constants a section has is
+``constants``' matter. Called by ``model`` (read) and by ``fit`` (write).
+"""
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from sangam_core.errors import ConfigurationError
+from sangam_loadtest.costs.constants import (
+    AttentionConstants,
+    LaunchConstants,
+    LinkConstants,
+    ProductConstants,
+    SamplingConstants,
+    SmallConstants,
+    SystemConstants,
+)
+from sangam_loadtest.costs.gpus import Gpu
+
+SHIPPED = "constants.toml"
+
+KINDS: dict[str, type[Any]] = {
+    "gpus": Gpu,
+    "products": ProductConstants,
+    "head": ProductConstants,
+    "attention": AttentionConstants,
+    "small": SmallConstants,
+    "sampling": SamplingConstants,
+    "launch": LaunchConstants,
+    "links": LinkConstants,
+    "systems": SystemConstants,
+}
+"""What a section's tables hold: ``[products.bf16]`` is a ``ProductConstants``."""
+
+BACKENDS = "backends"
+"""The one section of another form: which attention backend serves which model."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Section(Generic[T]):
+    """The tables of one section by name."""
+
+    source: str
+    name: str
+    entries: Mapping[str, T]
+
+    def __getitem__(self, entry: str) -> T:
+        try:
+            return self.entries[entry]
+        except KeyError:
+            known = ", ".join(self.entries)
+            raise ConfigurationError(
+                f"{self.source}: there is no [{self.name}.{entry}]; known: {known}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All constants: sections by the names in ``KINDS``, and the backend of each model."""
+
+    source: str
+    gpus: Section[Gpu]
+    products: Section[ProductConstants]
+    head: Section[ProductConstants]
+    attention: Section[AttentionConstants]
+    small: Section[SmallConstants]
+    sampling: Section[SamplingConstants]
+    launch: Section[LaunchConstants]
+    links: Section[LinkConstants]
+    systems: Section[SystemConstants]
+    backends: Section[str]
+
+    def backend_of(self, model: str) -> str:
+        """The attention backend that serves ``model``; ``other`` stands for unnamed models."""
+        return self.backends[model if model in self.backends.entries else "other"]
+
+
+@cache
+def read_table(path: Path | None = None) -> Table:
+    """The shipped table, or the one at ``path`` with the shipped sections where it has none.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a value is absent, unknown, of another
+            unit or out of bounds; the text names file, line and field.
+    """
+    shipped = _read(str(files("sangam_loadtest.costs") / SHIPPED))
+    if path is None:
+        return Table(source=SHIPPED, **_complete(shipped, {}))
+    return Table(source=str(path), **_complete(_read(str(path)), shipped))
+
+
+def _complete(read: dict[str, Section[Any]], fallback: dict[str, Section[Any]]) -> dict[str, Any]:
+    return {name: read.get(name) or fallback[name] for name in [*KINDS, BACKENDS]}
+
+
+def _read(source: str) -> dict[str, Section[Any]]:
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+        raw = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"{source}: {error.strerror}") from error
+    except ValueError as error:  # bad TOML (its text names line and column), or not UTF-8
+        raise ConfigurationError(f"{source}: not a table of constants: {error}") from error
+    reader = _Reader(source, text.splitlines())
+    return {name: reader.section(name, value) for name, value in raw.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    source: str
+    lines: list[str]
+
+    def section(self, name: str, raw: Any) -> Section[Any]:
+        if name not in KINDS and name != BACKENDS:
+            known = ", ".join([*KINDS, BACKENDS])
+            raise self.error((name,), f"is no section; there are: {known}")
+        if not isinstance(raw, dict):
+            raise self.error((name,), "must be a table")
+        if name == BACKENDS:
+            return Section(self.source, name, {k: self.backend(k, v) for k, v in raw.items()})
+        kind = KINDS[name]
+        return Section(self.source, name, {k: self.entry(kind, (name, k), raw[k]) for k in raw})
+
+    def backend(self, model: str, raw: Any) -> str:
+        if not isinstance(raw, str) or not raw:
+            raise self.error((BACKENDS, model), f"must name an attention backend, not {raw!r}")
+        return raw
+
+    def entry(self, kind: type[Any], where: tuple[str, ...], raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            raise self.error(where, "must be a table")
+        known = {item.name: item for item in fields(kind)}
+        for name in raw:
+            if name not in known:
+                raise self.error((*where, name), f"is unknown; there are: {', '.join(known)}")
+        for name in known:
+            if name not in raw:
+                raise self.error((*where, name), "is missing")
+        return kind(**{n: self.value(item, (*where, n), raw[n]) for n, item in known.items()})
+
+    def value(self, item: Field[Any], where: tuple[str, ...], raw: Any) -> float | str:
+        if not isinstance(raw, dict) or not {"value", "source"} <= set(raw):
+            raise self.error(where, "must be { value = ..., unit = ..., source = ... }")
+        value = raw["value"]
+        if not isinstance(raw["source"], str) or not raw["source"]:
+            raise self.error(where, "must say its source")
+        if choices := item.metadata.get("choices"):
+            if value not in choices:
+                raise self.error(where, f"must be one of {', '.join(choices)}, not {value!r}")
+            return str(value)
+        return self.number(item.metadata, where, value, raw.get("unit"))
+
+    def number(
+        self, bounds: Mapping[str, Any], where: tuple[str, ...], value: Any, unit: Any
+    ) -> float:
+        if unit != bounds["unit"]:
+            raise self.error(where, f"must be in {bounds['unit']!r}, not {unit!r}")
+        low, high = bounds["low"], bounds["high"]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            raise self.error(where, f"must be a number in {low:g} .. {high:g}, not {value!r}")
+        return float(value)
+
+    def error(self, where: tuple[str, ...], problem: str) -> ConfigurationError:
+        line = self.line_of(where)
+        place = f"{self.source}, line {line}" if line else self.source
+        return ConfigurationError(f"{place}: {'.'.join(where)} {problem}")
+
+    def line_of(self, where: tuple[str, ...]) -> int | None:
+        """The line of a field, or else of the table that it is missing from."""
+        table, found = "", None
+        for number, line in enumerate(self.lines, start=1):
+            text = line.strip()
+            if text.startswith("["):
+                table = text.strip("[] ").replace('"', "")
+                if table == ".".join(where[:2]):
+                    found = number
+            elif table == ".".join(where[:-1]) and text.split("=")[0].strip(' "') == where[-1]:
+                return number
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A table to be written: ``[section.name]``, its constants, and where they come from.
+
+    Attributes:
+        source: of all its values; ``sources`` names those of single ones.
+    """
+
+    section: str
+    name: str
+    constants: Any
+    source: str
+    sources: Mapping[str, str]
+
+
+def write_table(path: Path, heading: str, entries: Iterable[Entry]) -> None:
+    """Write a table that ``read_table`` reads.
+
+    Args:
+        heading: comment at the top, one or several lines.
+    """
+    lines = [f"# {line}" for line in heading.splitlines()]
+    for entry in entries:
+        lines += ["", f"[{entry.section}.{entry.name}]"]
+        for item in fields(entry.constants):
+            value = getattr(entry.constants, item.name)
+            source = entry.sources.get(item.name, entry.source)
+            lines.append(f"{item.name} = {{ {_spelled(item, value)}, source = {_quoted(source)} }}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    read_table.cache_clear()
+
+
+def _spelled(item: Field[Any], value: float | str) -> str:
+    if isinstance(value, str):
+        return f"value = {_quoted(value)}"
+    return f"value = {value:.5g}, unit = {_quoted(item.metadata['unit'])}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
