@@ -14,6 +14,8 @@ _TIMINGS = {
     "latency_seconds": 0.1,
     "first_token_seconds": 0.05,
     "queueing_seconds": 0.01,
+    "prefill_queueing_seconds": 0.01,
+    "decode_queueing_seconds": 0.0,
     "prefill_seconds": 0.04,
     "decode_seconds": 0.05,
     "transfer_seconds": 0.0,
@@ -21,6 +23,7 @@ _TIMINGS = {
     "num_steps": 16,
     "num_retries": 0,
     "placements": [["stub-0"], ["stub-0"]],
+    "commit_counts": [[18, 2, 2, 2, 2, 2, 2, 2], [18, 2, 2, 2, 2, 2, 2, 2]],
 }
 
 

@@ -89,7 +89,9 @@ def _chunks(begin: int, passes_per_block: int) -> list[bytes]:
             "commits": commits,
             "carry": 0.0,
             "completion": "block" if is_last else "nothing",
+            "parked_seconds": 0.0,
+            "decode_seconds": 0.005 if step else 0.0,
         }
         chunks.append(json.dumps(event).encode() + b"\n")
-    chunks[-1] += b'{"type":"completed","decode_seconds":0.05,"num_passes":%d}\n' % passes_per_block
+    chunks[-1] += b'{"type":"completed","num_passes":%d}\n' % passes_per_block
     return chunks

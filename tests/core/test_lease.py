@@ -86,11 +86,11 @@ def test_a_lease_that_cannot_be_read_is_none(name: str, value: str) -> None:
 
 
 def test_a_newer_lease_is_kept_and_its_unknown_fields_dropped() -> None:
-    newer = {**lease().fields(), "temperature_celsius": "61", "protocol": "2"}
+    newer = {**lease().fields(), "temperature_celsius": "61", "protocol": str(PROTOCOL_VERSION + 1)}
     read = WorkerLease.from_fields(newer)
     assert read is not None
-    assert read.protocol == 2
-    assert read == lease().model_copy(update={"protocol": 2})
+    assert read.protocol == PROTOCOL_VERSION + 1
+    assert read == lease().model_copy(update={"protocol": PROTOCOL_VERSION + 1})
 
 
 def test_an_older_lease_without_later_fields_is_kept() -> None:

@@ -113,10 +113,12 @@ EVENTS_BY_TYPE: dict[type[WireModel], st.SearchStrategy[BlockEvent]] = {
         commits=COMMIT_TUPLES,
         carry=st.floats(allow_nan=False),
         completion=st.sampled_from(Completion),
+        parked_seconds=SECONDS,
+        decode_seconds=SECONDS,
     ),
     KVArrived: st.builds(KVArrived, transfer_seconds=SECONDS, num_bytes=st.integers(0, 2**45)),
     KVSent: st.just(KVSent()),
-    Completed: st.builds(Completed, decode_seconds=SECONDS, num_passes=st.integers(0, 64)),
+    Completed: st.builds(Completed, num_passes=st.integers(0, 64)),
     Lost: st.builds(Lost, reason=REASONS),
     Ping: st.just(Ping()),
 }

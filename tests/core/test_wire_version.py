@@ -15,7 +15,7 @@ from sangam_core import decoding, wire
 from sangam_core.decoding import WireModel
 from sangam_core.wire import PROTOCOL_VERSION
 
-SHAPES = {1: "37f5a23f745619d2"}
+SHAPES = {1: "37f5a23f745619d2", 2: "379a22a1e93aa95c"}
 
 
 def without_words(schema: Any) -> Any:

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,12 @@ def worker_client(**changes: Any) -> HttpWorkerClient:
     return HttpWorkerClient(**({"token": TOKEN} | seconds | changes))
 
 
-def driver(places: MemoryPlaces, client: HttpWorkerClient, **limits: Any) -> Driver:
+def driver(
+    places: MemoryPlaces,
+    client: HttpWorkerClient,
+    clock: Callable[[], float] = time.monotonic,
+    **limits: Any,
+) -> Driver:
     return Driver(
         places=places,
         workers=client,
@@ -77,6 +83,7 @@ def driver(places: MemoryPlaces, client: HttpWorkerClient, **limits: Any) -> Dri
         decode=lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace"),
         limits=DriverLimits(**({"backoff_seconds": 0.001, "max_backoff_seconds": 0.01} | limits)),
         metrics=RouterMetrics(),
+        clock=clock,
     )
 
 

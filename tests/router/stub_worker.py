@@ -166,7 +166,7 @@ class StubWorker:
 
     async def _run(self, start: BlockStart) -> AsyncIterator[BlockEvent]:
         yield Queued()
-        ids, step = list(start.ids), 0
+        ids, step, has_moved = list(start.ids), 0, start.source is not None
         if start.resume is not None and start.resume.step:
             step = start.resume.step
             for commit in start.resume.commits:
@@ -187,10 +187,17 @@ class StubWorker:
             for commit in commits:
                 ids[commit.position] = commit.token
             done = _completion(start, ids)
-            yield PassRan(step=step, commits=commits, carry=step / 10, completion=done)
-            step += 1
+            yield PassRan(
+                step=step,
+                commits=commits,
+                carry=step / 10,
+                completion=done,
+                parked_seconds=0.005 if has_moved else 0.0,
+                decode_seconds=0.004 if step else 0.0,
+            )
+            step, has_moved = step + 1, False
             if done is not Completion.NOTHING:
-                yield Completed(decode_seconds=0.004, num_passes=step)
+                yield Completed(num_passes=step)
                 return
             if start.hands_over:
                 yield await self._hold_kv(start.key)

@@ -1,7 +1,8 @@
 """The driver over stub workers: from the first place to the last token, wherever the blocks run."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -17,6 +18,7 @@ from sangam_core.wire import BlockStart
 from sangam_router.driver import Driver
 from sangam_router.job import Delta
 
+Hook = Callable[[BlockStart, int], Awaitable[None]]
 LONG = "The quick brown fox jumps over the lazy dog while seventeen cats look on in silence."
 """Three blocks."""
 
@@ -37,7 +39,10 @@ class Client:
 
 @asynccontextmanager
 async def cluster(
-    *workers: StubWorker, limits: dict[str, Any] | None = None, **options: Any
+    *workers: StubWorker,
+    limits: dict[str, Any] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
 ) -> AsyncIterator[tuple[Driver, MemoryPlaces]]:
     """Workers that know each other, places on them, and a driver."""
     async with AsyncExitStack() as stack:
@@ -46,7 +51,7 @@ async def cluster(
             worker.peers.update({other.worker_id: other for other in workers})
         places = MemoryPlaces(*workers, **options)
         client = await stack.enter_async_context(worker_client(silence_seconds=2.0))
-        yield driver(places, client, **(limits or {})), places
+        yield driver(places, client, clock, **(limits or {})), places
         assert places.is_empty
         for worker in workers:
             await worker.until_idle()
@@ -92,6 +97,15 @@ async def test_max_tokens_within_a_block_cuts_the_answer_there() -> None:
     assert client.text == LONG[:40]
     assert (answer.finish_reason, answer.num_tokens) == ("length", 40)
     assert worker.starts[0].geometry.num_blocks == 2
+
+
+async def test_a_cut_block_s_passes_count_in_the_timings_too() -> None:
+    worker = StubWorker(answer=say(LONG))
+    async with cluster(worker) as (driven, _):
+        answer = await driven.run(job(max_tokens=31), Client().emit)
+    timings = answer.timings
+    assert timings.num_steps == len(timings.commit_counts[0]) > 1
+    assert timings.decode_seconds == pytest.approx(0.004 * (timings.num_steps - 1))
 
 
 async def test_ignored_end_tokens_give_exactly_max_tokens() -> None:
@@ -150,6 +164,41 @@ async def test_a_prefilled_block_moves_to_a_decode_worker() -> None:
     assert sum(token != 261 for token in first.ids) == 2 + 8
     assert answer.timings.transfer_seconds == pytest.approx(0.009)
     assert answer.timings.placements == [["p", "d"]] * 3
+    assert answer.timings.commit_counts == [[8, 8, 8, 8]] * 3
+    assert answer.timings.decode_seconds == pytest.approx(3 * 3 * 0.004)
+
+
+async def test_waiting_is_told_apart_by_what_it_was_for() -> None:
+    seconds = 0.0
+    prefill, decode = prefill_and_decode("hello")
+    async with cluster(prefill, decode, total_pages=5, clock=lambda: seconds) as (driven, places):
+
+        def keep_the_second_waiting(for_seconds: float, num_prefills: int) -> Hook:
+            async def hook(start: BlockStart, step: int) -> None:
+                nonlocal seconds
+                if start.key.request_id == "first":
+                    await places.until(
+                        lambda: len(prefill.starts) == num_prefills and bool(places.waiting)
+                    )
+                    seconds += for_seconds
+
+            return hook
+
+        prefill.before_pass = keep_the_second_waiting(7.0, num_prefills=1)
+        decode.before_pass = keep_the_second_waiting(10.0, num_prefills=2)
+        async with asyncio.TaskGroup() as group:
+            runs = [
+                group.create_task(
+                    driven.run(job(request_id=name, arrival_seconds=arrival), Client().emit)
+                )
+                for name, arrival in (("first", 1.0), ("second", 2.0))
+            ]
+    told = [
+        (t.prefill_queueing_seconds, t.decode_queueing_seconds, t.queueing_seconds)
+        for t in (run.result().timings for run in runs)
+    ]
+    assert told[0] == pytest.approx((0.001, 0.005, 0.006))
+    assert told[1] == pytest.approx((7.001, 10.005, 17.006))
 
 
 async def test_a_block_that_its_prefill_completes_never_moves() -> None:

@@ -44,6 +44,7 @@ async def test_a_lost_block_goes_on_elsewhere_and_the_client_sees_one_answer(
         answer = await driven.run(job(max_tokens=96), client.emit)
     assert client.text == LONG
     assert answer.timings.num_retries == 1
+    assert answer.timings.commit_counts == [[8, 8, 8, 8]] * 3
     second = [s for w in workers for s in w.starts if s.key.block == 1]
     lost, again = sorted(second, key=lambda start: start.key.attempt)
     assert again.ids == lost.ids, "the block starts from its start"

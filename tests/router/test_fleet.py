@@ -10,6 +10,7 @@ from tests.router.ledger.world import lease, until
 from sangam_core.errors import Unavailable
 from sangam_core.lease import WorkerLease
 from sangam_core.placement import FleetLoad, PlacementPolicy, Role, WorkerLoad
+from sangam_core.wire import PROTOCOL_VERSION
 from sangam_router.fleet import FleetLimits, FleetView
 from sangam_router.ledger import FleetSnapshot
 
@@ -110,7 +111,7 @@ async def test_workers_of_another_model_are_named_when_there_are_no_others() -> 
     source.incompatible = (lease("x", model="big"), lease("y", protocol=9))
     await source.snapshot()
     assert "2 with another model or protocol version" in (view.problem() or "")
-    assert "big (protocol 1)" in (view.problem() or "")
+    assert f"big (protocol {PROTOCOL_VERSION})" in (view.problem() or "")
 
 
 async def test_a_cache_none_request_needs_a_colocated_worker() -> None:

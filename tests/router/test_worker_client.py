@@ -11,7 +11,15 @@ from tests.router.stub_worker import TOKEN
 
 from sangam_core.decoding import Decoding
 from sangam_core.errors import BlockLost, InvalidRequest
-from sangam_core.wire import BlockKey, BlockStart, Ping, Queued, Refusal, WireGeometry
+from sangam_core.wire import (
+    PROTOCOL_VERSION,
+    BlockKey,
+    BlockStart,
+    Ping,
+    Queued,
+    Refusal,
+    WireGeometry,
+)
 from sangam_router.worker_client import BlockStream, HttpWorkerClient
 
 START = BlockStart(
@@ -89,7 +97,8 @@ async def test_the_start_arrives_whole_with_the_token() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         body = await request.read()
         seen.append((request.headers["x-sangam-token"], BlockStart.model_validate_json(body)))
-        assert b'"protocol":1' in body, "a default on the other side must not stand in for it"
+        spoken = b'"protocol":%d' % PROTOCOL_VERSION
+        assert spoken in body, "a default on the other side must not stand in for it"
         return web.Response()
 
     async with a_worker(handler) as url, worker_client() as client, await opened(client, url):

@@ -21,6 +21,7 @@ from sangam_core.answer import Completion
 from sangam_core.decoding import Commit, Decoding, Resume, Unmasking, UnmaskingRule
 from sangam_core.placement import Role
 from sangam_core.wire import (
+    PROTOCOL_VERSION,
     Completed,
     KVSource,
     Lost,
@@ -354,9 +355,11 @@ async def test_a_malformed_body_gets_400_with_the_field_s_name() -> None:
 
 async def test_another_protocol_gets_426_whatever_its_body_looks_like() -> None:
     async with a_worker() as worker, a_client() as client:
-        status, body = await client.refused(worker, a_start(worker, protocol=2))
+        status, body = await client.refused(worker, a_start(worker, protocol=PROTOCOL_VERSION + 1))
         assert (status, body["param"]) == (426, "protocol")
-        status, body = await client.refused(worker, json.dumps({"protocol": 3, "new": "shape"}))
+        status, body = await client.refused(
+            worker, json.dumps({"protocol": PROTOCOL_VERSION + 2, "new": "shape"})
+        )
         assert status == 426
 
 

@@ -117,9 +117,10 @@ def a_state(request_id: str = "r", **changes: Any) -> BlockState:
     return block_state_from(BlockStart(**values | changes), mask_id=1, vocab_size=500)
 
 
-def a_transferred_state(request_id: str = "r") -> BlockState:
+def a_transferred_state(request_id: str = "r", **changes: Any) -> BlockState:
     source: Any = {"worker_id": "w", "epoch": "e", "url": "http://x"}
-    return a_state(request_id, source=source, resume=Resume(step=1, initial_masks=16))
+    resume = Resume(step=1, initial_masks=16)
+    return a_state(request_id, source=source, resume=resume, **changes)
 
 
 def test_a_block_s_events_come_in_the_order_of_the_protocol() -> None:
@@ -220,6 +221,48 @@ def test_an_arriving_block_decodes_once_its_kv_is_here() -> None:
         assert (arrived.transfer_seconds, arrived.num_bytes) == (0.25, 4096)
         assert not any(isinstance(event, Prefilled) for event in bench.journal.of(state.key))
         assert bench.free_pages == TOTAL_PAGES
+
+
+class TickingEngine(ToyEngine):
+    """Takes a second of the test's clock for each iteration."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(kv_pool=ToyPool(TOTAL_PAGES))
+        self._clock = clock
+
+    def execute(self, plan: Plan) -> Outcome:
+        outcome = super().execute(plan)
+        self._clock.now += 1.0
+        return outcome
+
+
+def test_passes_tell_how_long_a_moved_block_was_parked_and_how_long_each_took() -> None:
+    clock = Clock()
+    with a_bench(TickingEngine(clock), clock=clock) as bench:
+        bench.loop.set_tau(16)  # one decode's rows, so a younger one that moves here must wait
+        bench.engine.gate.clear()
+        running = bench.submit(a_state("running"))
+        assert bench.engine.has_begun(1)
+        waiting = bench.submit(a_state("waiting", arrival_seconds=2.0))
+        moved = a_transferred_state("moved", arrival_seconds=3.0)
+        reserved = bench.loop.reserve(moved, 600.0)
+        bench.loop.transfer_ended(moved.key, Moved(0.25, 4096))
+        bench.engine.gate.set()
+        assert reserved.result(DEADLINE_SECONDS)
+        for key in (running, waiting, moved.key):
+            bench.journal.await_event(key, Completed)
+        prefilled = bench.journal.await_event(waiting, Prefilled)
+    # The iterations, a second each: running; running; waiting; waiting and moved; moved.
+    assert times(bench, running) == [(0.0, 0.0), (0.0, 1.0)]
+    assert (prefilled.queue_seconds, prefilled.prefill_seconds) == (2.0, 1.0)
+    assert times(bench, waiting) == [(0.0, 0.0), (0.0, 1.0)]
+    assert times(bench, moved.key) == [(2.0, 1.0), (0.0, 1.0)], "its KV came after the first"
+
+
+def times(bench: Bench, key: BlockKey) -> list[tuple[float, float]]:
+    """Seconds parked before each pass of a block, and of each pass."""
+    passes = (event for event in bench.journal.of(key) if isinstance(event, PassRan))
+    return [(event.parked_seconds, event.decode_seconds) for event in passes]
 
 
 def test_an_arriving_block_whose_transfer_failed_is_lost() -> None:

@@ -13,7 +13,7 @@ from sangam_core.decoding import Commit, Decoding, Resume, WireModel
 from sangam_core.geometry import Geometry
 from sangam_core.placement import Role
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Spoken by this version; a router gives work only to workers that speak it."""
 
 TOKEN_HEADER = "x-sangam-token"
@@ -110,9 +110,15 @@ class Prefilled(WireModel):
 
 
 class PassRan(WireModel):
-    """A pass that counts: its number, what it committed, what that completed.
+    """A pass that counts: its number, what it committed, what that completed, how long it took.
 
-    ``carry`` is the unmasking rule's state after it (see ``Resume``).
+    Attributes:
+        carry: the unmasking rule's state after it (see ``Resume``).
+        parked_seconds: first pass of a block that moved here: from its KV's arrival until the
+            pass's iteration began.
+        decode_seconds: until this pass's end, since the end of the block's last one here (a block
+            that moved here: at first since its iteration began). 0 for a prefill, which
+            ``Prefilled`` tells of.
     """
 
     type: Literal["pass"] = "pass"
@@ -120,6 +126,8 @@ class PassRan(WireModel):
     commits: tuple[Commit, ...]
     carry: float = 0.0
     completion: Completion = Completion.NOTHING
+    parked_seconds: float = 0.0
+    decode_seconds: float = 0.0
 
 
 class KVArrived(WireModel):
@@ -140,7 +148,6 @@ class Completed(WireModel):
     """Last event of a block that was completed here; its pages are free."""
 
     type: Literal["completed"] = "completed"
-    decode_seconds: float
     num_passes: int
 
 

@@ -183,7 +183,7 @@ class Driver:
                 case PassRan() as event:
                     end = run.passed(event)
                     if end is not None:
-                        await self._see_off(run, event, stream)
+                        await self._see_off(event, stream)
                         return end
                     if hands_over:
                         return await self._hand_over(run, place, stream)
@@ -194,7 +194,7 @@ class Driver:
                 case _:
                     pass
 
-    async def _see_off(self, run: Run, event: PassRan, stream: BlockStream) -> None:
+    async def _see_off(self, event: PassRan, stream: BlockStream) -> None:
         """Read the last line where the worker knows that the block is complete.
 
         Otherwise (a stop string, ``max_tokens`` within a block) closing the stream cancels it.
@@ -203,9 +203,8 @@ class Driver:
             return
         try:
             async with asyncio.timeout(self._limits.settle_seconds):
-                while not isinstance(last := await stream.next_event(), Completed):
+                while not isinstance(await stream.next_event(), Completed):
                     pass
-            run.completed(last)
         except (BlockLost, TimeoutError):
             _raise_if_cancelled()  # else: all tokens are here, which is what counts
 
@@ -272,7 +271,7 @@ class Driver:
                 case PassRan() as event:
                     end = run.passed(event)
                     if end is not None:
-                        await self._see_off(run, event, stream)
+                        await self._see_off(event, stream)
                         return end
                 case Lost() as event:
                     raise BlockLost(event.reason.message)

@@ -68,14 +68,22 @@ class Timings:
     """Where a request's time went, in seconds, summed over its blocks.
 
     Attributes:
-        queueing_seconds: waiting for a place and, on the worker, for the token budget.
-        placements: for each block, the ids of the workers that it ran on, in order.
+        queueing_seconds: all waiting: the sum of the two that follow.
+        prefill_queueing_seconds: waiting for a place for prefills and, there, for the token budget.
+        decode_queueing_seconds: of prefilled blocks, waiting for a place on a decode worker and,
+            their KV there, for joining its decodes.
+        decode_seconds: from a prefill's end, or from joining the decodes of another worker, to the
+            end of the last pass that counted.
         num_steps: passes whose commits counted.
+        placements: for each block, the ids of the workers that it ran on, in order.
+        commit_counts: for each block, tokens committed by each pass that counted, in order.
     """
 
     latency_seconds: float = 0.0
     first_token_seconds: float | None = None
     queueing_seconds: float = 0.0
+    prefill_queueing_seconds: float = 0.0
+    decode_queueing_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     transfer_seconds: float = 0.0
@@ -83,6 +91,7 @@ class Timings:
     num_steps: int = 0
     num_retries: int = 0
     placements: list[list[str]] = field(default_factory=list)
+    commit_counts: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

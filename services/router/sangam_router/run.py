@@ -13,7 +13,6 @@ from sangam_core.rules import keeps_kv
 from sangam_core.wire import (
     BlockKey,
     BlockStart,
-    Completed,
     KVArrived,
     KVSource,
     PassRan,
@@ -58,6 +57,7 @@ class Run:
             needs_colocated=not has_kv,
         )
         self.timings = Timings()
+        self._block_decode_seconds = 0.0
         self.avoid: set[str] = set()
         self.num_failures_in_row = 0
         self._emit = emit
@@ -134,13 +134,13 @@ class Run:
         if len(placements) <= self.request.block:
             placements.append([])
         placements[self.request.block].append(place.worker_id)
-        self.timings.queueing_seconds += waited_seconds
+        self._queued(waited_seconds, is_decode=stage == "decode")
         self._metrics.place_wait.observe(waited_seconds)
         self._metrics.dispatches.labels(stage, place.role.value).inc()
 
     def prefilled(self, event: Prefilled) -> None:
         """The prefill's iteration has run."""
-        self.timings.queueing_seconds += event.queue_seconds
+        self._queued(event.queue_seconds)
         self.timings.prefill_seconds += event.prefill_seconds
         self._metrics.prefill_queueing.observe(event.queue_seconds)
         self._metrics.prefill.observe(event.prefill_seconds)
@@ -151,11 +151,6 @@ class Run:
         self._metrics.kv_transfer.observe(event.transfer_seconds)
         self._metrics.kv_transfer_bytes.inc(event.num_bytes)
 
-    def completed(self, event: Completed) -> None:
-        """The block has left its worker, complete."""
-        self.timings.decode_seconds += event.decode_seconds
-        self._metrics.decode.observe(event.decode_seconds)
-
     def passed(self, event: PassRan) -> Event | None:
         """A pass ran: its text goes out. Returns what it completed, if anything.
 
@@ -164,9 +159,7 @@ class Run:
         """
         answer = self.answer
         delta = answer.apply(event)
-        self.timings.num_steps += 1
-        self._metrics.steps.inc()
-        self._metrics.tokens_per_step.observe(len(event.commits))
+        self._took_pass(event)
         if delta.num_tokens and self.timings.first_token_seconds is None:
             self.timings.first_token_seconds = self.elapsed_seconds
             self._metrics.first_token.observe(self.elapsed_seconds)
@@ -179,12 +172,33 @@ class Run:
         self.timings.num_blocks += 1
         self._metrics.blocks.inc()
         self._metrics.steps_per_block.observe(answer.step)
+        self._metrics.decode.observe(self._block_decode_seconds)
+        self._block_decode_seconds = 0.0
         self.num_failures_in_row = 0
         self.avoid.clear()
         if answer.finish_reason is None:
             return Event.BLOCK_COMPLETE
         is_last = self.request.block + 1 == self.request.geometry.num_blocks
         return Event.BLOCK_COMPLETE if is_complete and is_last else Event.ANSWER_COMPLETE
+
+    def _took_pass(self, event: PassRan) -> None:
+        timings, block = self.timings, self.request.block
+        timings.num_steps += 1
+        if len(timings.commit_counts) <= block:
+            timings.commit_counts.append([])
+        timings.commit_counts[block].append(len(event.commits))
+        timings.decode_seconds += event.decode_seconds
+        self._block_decode_seconds += event.decode_seconds
+        self._queued(event.parked_seconds, is_decode=True)
+        self._metrics.steps.inc()
+        self._metrics.tokens_per_step.observe(len(event.commits))
+
+    def _queued(self, seconds: float, *, is_decode: bool = False) -> None:
+        self.timings.queueing_seconds += seconds
+        if is_decode:
+            self.timings.decode_queueing_seconds += seconds
+        else:
+            self.timings.prefill_queueing_seconds += seconds
 
     def failed_at(self, place: Place, reason: str) -> None:
         """A place did not work out: lost, or refused with ``reason``."""

@@ -237,26 +237,29 @@ class EngineLoop:
         """Turn what a pass did into the block's events."""
         key = progress.key
         tracked = self._tracked[key]
-        if progress.is_first_here and not tracked.is_transferred:
-            queued, ran = started - tracked.since_seconds, ended - started
-            tracked.since_seconds = ended
-            self._metrics.prefilled(queued, ran)
-            self._outbox.append(
-                (key, Prefilled.model_construct(queue_seconds=queued, prefill_seconds=ran))
-            )
+        waited, ran = started - tracked.since_seconds, ended - started
+        parked = decoded = 0.0
+        if not progress.is_first_here:
+            decoded = waited + ran
+        elif tracked.is_transferred:
+            parked, decoded = waited, ran
+        else:
+            self._metrics.prefilled(waited, ran)
+            event = Prefilled.model_construct(queue_seconds=waited, prefill_seconds=ran)
+            self._outbox.append((key, event))
+        tracked.since_seconds = ended
         if progress.counts:
-            event = PassRan.model_construct(
+            passed = PassRan.model_construct(
                 step=progress.step,
                 commits=progress.commits,
                 carry=progress.carry,
                 completion=progress.completion,
+                parked_seconds=parked,
+                decode_seconds=decoded,
             )
-            self._outbox.append((key, event))
+            self._outbox.append((key, passed))
         if progress.completion is not Completion.NOTHING:
-            done = Completed.model_construct(
-                decode_seconds=ended - tracked.since_seconds,
-                num_passes=tracked.state.num_passes_here,
-            )
+            done = Completed.model_construct(num_passes=tracked.state.num_passes_here)
             self._gone(key, done, "completed")
 
     def _take_commands(self, *, is_idle: bool) -> None:

@@ -35,7 +35,7 @@ class TrackedBlock:
     """A block on this worker.
 
     Attributes:
-        since_seconds: when it was submitted; then when its decoding began.
+        since_seconds: when it was submitted or its KV arrived; then when its last pass ended.
         is_transferred: whether its prefill ran elsewhere.
         is_pinned: whether a transfer reads or fills its pages, which stay its own until that ends.
         doom: why it is dropped as soon as it is not pinned any more.
