@@ -69,7 +69,9 @@ def listen(host: str, port: int, name: str) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        # Said to be TCP: asyncio sends at once (TCP_NODELAY) only on sockets that say so, and a
+        # stream's chunks would each wait for the ACK of the one before.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
     except OSError as error:

@@ -93,7 +93,9 @@ class _SignalFreeServer(uvicorn.Server):
 
 def _bound(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    # Said to be TCP: asyncio sends at once (TCP_NODELAY) only on sockets that say so. Otherwise an
+    # answer's second write on a kept connection waits 40 ms for the first one's delayed ACK.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted sockets inherit it
