@@ -16,6 +16,7 @@ from rich.table import Table
 from benchmarks.stub_openai import serve_stub_openai
 from sangam_loadtest.arrivals import ArrivalProcess, Arrivals
 from sangam_loadtest.client.open_loop import Target
+from sangam_loadtest.load import Load
 from sangam_loadtest.run import RunOptions, allow_many_connections, run
 from sangam_loadtest.summary import Summary
 from sangam_loadtest.traces.source import TraceSpec
@@ -44,12 +45,9 @@ def stub_server(seconds: float) -> Iterator[str]:
 def measured(rate: float, answer_seconds: float, run_seconds: float) -> Summary:
     """One open-loop run of synthetic ShareGPT against the stub."""
     with stub_server(answer_seconds) as url:
-        options = RunOptions(
-            target=Target((url,), timeout_seconds=60.0),
-            trace=TraceSpec("sharegpt"),
-            arrivals=Arrivals(ArrivalProcess.POISSON, rate),
-            duration_seconds=run_seconds,
-        )
+        arrivals = Arrivals(ArrivalProcess.POISSON, rate)
+        load = Load(TraceSpec("sharegpt"), arrivals, duration_seconds=run_seconds)
+        options = RunOptions(load, Target((url,), timeout_seconds=60.0))
         return run(options, Console(stderr=True), None, f"{rate:g}/s").summary
 
 

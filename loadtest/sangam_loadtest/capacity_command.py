@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,19 +11,20 @@ from rich.console import Console
 from rich.text import Text
 
 from sangam_core.errors import ConfigurationError
-from sangam_loadtest import options as o
-from sangam_loadtest.arrivals import ArrivalProcess, Arrivals
 from sangam_loadtest.capacity import Capacity, Objective, ProbeResult, Search, find_capacity
 from sangam_loadtest.capacity_state import CapacityState
-from sangam_loadtest.run import RunOptions, run, write_json
+from sangam_loadtest.options import LoadOptions, ServerOptions
+from sangam_loadtest.run import RunOptions, run
+from sangam_loadtest.run_files import write_json
+from sangam_loadtest.spread_options import spread_options
 from sangam_loadtest.summary import Summary
-from sangam_loadtest.traces.source import LengthFilter
 from sangam_router.command_errors import errors_told
-from sangam_router.model_files import SHIPPED_MODEL
 
 _SEARCH = "Search"
+_LOAD, _SERVER = LoadOptions(warmup=10.0), ServerOptions(timeout=120.0)
 
 
+@spread_options
 def capacity_command(
     objective: Annotated[
         list[str],
@@ -67,33 +68,8 @@ def capacity_command(
     output: Annotated[Path, typer.Option(help="The result, as JSON.")] = Path(
         ".sangam/loadtest/capacity.json"
     ),
-    arrivals: Annotated[
-        ArrivalProcess, typer.Option(help="Process of arrival.", rich_help_panel="Arrivals")
-    ] = ArrivalProcess.POISSON,
-    requests: o.RequestsOption = None,
-    duration: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds of arrivals counted in each probe.")
-    ] = None,
-    warmup: o.WarmupOption = 10.0,
-    trace: o.TraceOption = "questions",
-    seed: o.SeedOption = 0,
-    sessions: o.SessionsOption = False,
-    tokenizer: o.TokenizerOption = SHIPPED_MODEL,
-    in_file_order: o.OrderOption = False,
-    repeat: o.RepeatOption = False,
-    columns: o.ColumnsOption = None,
-    min_prompt: o.MinPromptOption = 1,
-    max_prompt: o.MaxPromptOption = None,
-    min_output: o.MinOutputOption = 1,
-    max_output: o.MaxOutputOption = None,
-    max_total: o.MaxTotalOption = None,
-    burstiness: o.BurstinessOption = 4.0,
-    url: o.UrlsOption = None,
-    model: o.ModelOption = None,
-    api_key: o.ApiKeyOption = None,
-    timeout: o.TimeoutOption = 120.0,
-    timings: o.TimingsOption = True,
-    body: o.ExtraOption = None,
+    load: LoadOptions = _LOAD,
+    server: ServerOptions = _SERVER,
 ) -> None:
     """Find the highest rate at which objectives hold: doubling, then bisection.
 
@@ -101,8 +77,6 @@ def capacity_command(
     """
     console = Console(highlight=False)
     with errors_told():
-        if requests is None and duration is None:
-            duration = 60.0
         search = Search(
             tuple(Objective.parse(text) for text in objective),
             start_rate=start_rate,
@@ -111,27 +85,7 @@ def capacity_command(
             tolerance=tolerance,
             max_failed_share=failures,
         )
-        base = RunOptions(
-            target=o.target_of(url, api_key, timeout),
-            trace=o.trace_of(
-                trace,
-                seed,
-                LengthFilter(min_prompt, max_prompt, min_output, max_output, max_total),
-                has_sessions=sessions,
-                tokenizer=tokenizer,
-                in_file_order=in_file_order,
-                has_own_times=arrivals is ArrivalProcess.TRACE,
-                is_repeated=repeat,
-                columns=columns,
-            ),
-            arrivals=Arrivals(arrivals, start_rate, burstiness, seed),
-            model=model,
-            num_requests=requests,
-            duration_seconds=duration,
-            warmup_seconds=warmup,
-            has_timings=timings,
-            extra=o.extra_of(body),
-        )
+        base = server.run_options(load.load(start_rate))
         kept = CapacityState(state, search_parameters(search, base))
         if kept.probes:
             console.print(f"{state}: {len(kept.probes)} probes were made already")
@@ -149,8 +103,8 @@ def capacity_command(
 
 def search_parameters(search: Search, base: RunOptions) -> dict[str, Any]:
     """All that a probe's result depends on but its rate; the key stays out of files."""
-    asked = asdict(base)
-    del asked["target"]["api_key"], asked["arrivals"]["rate"]
+    asked = base.asked()
+    del asked["arrivals"]["rate"]
     return {
         "objectives": sorted(str(objective) for objective in search.objectives),
         "max_failed_share": search.max_failed_share,
@@ -173,8 +127,8 @@ def server_probe(
         if num_probes and settle_seconds:
             time.sleep(settle_seconds)
         num_probes += 1
-        options = replace(base, arrivals=replace(base.arrivals, rate=rate))
-        result = run(options, console, None, label=f"{rate:.4g} requests/s")
+        options = replace(base, load=base.load.at(rate))
+        result = run(options, console, None, title=f"{rate:.4g} requests/s")
         if result.is_interrupted:
             raise KeyboardInterrupt
         if not result.summary.num_requests:

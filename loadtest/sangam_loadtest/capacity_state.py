@@ -12,7 +12,7 @@ from typing import Any
 
 from sangam_core.errors import SangamError
 from sangam_loadtest.capacity import ProbeResult
-from sangam_loadtest.run import write_json
+from sangam_loadtest.run_files import write_json
 
 _VERSION = 1
 

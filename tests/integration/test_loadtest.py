@@ -11,6 +11,7 @@ from tests.integration.knobs import MODEL, SEED
 
 from sangam_loadtest.arrivals import Arrivals
 from sangam_loadtest.client.open_loop import Target
+from sangam_loadtest.load import Load
 from sangam_loadtest.records import read_records
 from sangam_loadtest.run import RunOptions, RunResult, run
 from sangam_loadtest.traces.source import LengthFilter, TraceSpec
@@ -29,13 +30,10 @@ async def loaded(
     cluster: RunningCluster, trace: TraceSpec, num_requests: int, path: Path
 ) -> RunResult:
     """A run beside the cluster, which this loop supervises."""
-    options = RunOptions(
-        target=Target(tuple(cluster.local.public_urls), timeout_seconds=90.0),
-        trace=trace,
-        arrivals=Arrivals(rate=RATE, seed=SEED),
-        num_requests=num_requests,
-        warmup_seconds=2.0,
-    )
+    arrivals = Arrivals(rate=RATE, seed=SEED)
+    load = Load(trace, arrivals, num_requests=num_requests, warmup_seconds=2.0)
+    target = Target(tuple(cluster.local.public_urls), timeout_seconds=90.0)
+    options = RunOptions(load, target)
     return await asyncio.to_thread(run, options, Console(quiet=True), path)
 
 
@@ -66,6 +64,13 @@ async def test_questions_are_answered_right_under_load_and_time_is_accounted_for
         assert record.server_latency_seconds <= record.latency_seconds
         parts = sum(getattr(record, name) for name in TIMINGS)
         assert 0 < parts <= record.latency_seconds * 1.05
+        assert record.prefill_queueing_seconds is not None
+        assert record.decode_queueing_seconds is not None
+        waited = record.prefill_queueing_seconds + record.decode_queueing_seconds
+        assert record.queueing_seconds == pytest.approx(waited, abs=1e-5)
+        assert len(record.commit_counts) == record.num_blocks
+        assert sum(len(passes) for passes in record.commit_counts) == record.num_steps
+        assert sum(map(sum, record.commit_counts)) >= record.output_tokens
     lines = (tmp_path / "s.jsonl").read_text().splitlines()
     wanted = [json.loads(line) for line in lines]
     assert all(entry["output_tokens"] <= 64 for entry in wanted)

@@ -27,7 +27,7 @@ def test_run_writes_records_and_a_summary(tmp_path: Path) -> None:
         result = called(
             *("run", "--url", served.url + "/v1/", "--trace", "sharegpt", "--rate", "100"),
             *("--requests", "8", "--arrivals", "constant", "--output", str(output)),
-            *("--api-key", "very-secret", "--body", '{"cache": "prefix"}'),
+            *("--api-key", "very-secret", "--body", '{"cache": "prefix"}', "--label", "2C"),
         )
     assert result.exit_code == 0, result.output
     assert "8 of 8 requests answered" in result.output
@@ -39,6 +39,15 @@ def test_run_writes_records_and_a_summary(tmp_path: Path) -> None:
     assert told["options"]["trace"]["trace"] == "sharegpt"
     assert told["options"]["model"] == "stub-model"
     assert told["true_rate"] == 100
+    assert told["label"] == {
+        "kind": "measured",
+        "configuration": "2C",
+        "model": "stub-model",
+        "trace": "sharegpt",
+        "rate": 100,
+        "system": "sangam",
+        "tau_tokens": None,
+    }
     assert "very-secret" not in text + result.output
 
 
@@ -54,6 +63,8 @@ def test_run_replays_the_time_stamps_of_a_csv(tmp_path: Path) -> None:
             *("--requests", "3", "--output", str(output)),
         )
     assert result.exit_code == 0, result.output
+    label = json.loads(output.with_suffix(".summary.json").read_text())["label"]
+    assert (label["trace"], label["rate"], label["configuration"]) == ("azure", None, None)
     records = sorted(read_records(output), key=lambda record: record.index)
     assert [r.scheduled_seconds for r in records] == pytest.approx([0, 0.1, 0.35], abs=1e-4)
     assert [len(body["prompt"]) for body in served.bodies] == [5, 6, 7]

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,21 @@ from sangam_loadtest.client.bodies import FIRST_ID, LAST_ID, Bodies, Body, BodyO
 from sangam_loadtest.client.exchange import EventReader
 from sangam_loadtest.client.health import LATE_SECONDS, ClientHealth
 from sangam_loadtest.client.open_loop import INTERRUPTED, Progress, Target, send_all
+from sangam_loadtest.load import Load, planned
 from sangam_loadtest.records import RequestRecord, read_records
-from sangam_loadtest.run import RunOptions, RunResult, TargetError, planned, run
+from sangam_loadtest.run import RunOptions, RunResult, TargetError, run
 from sangam_loadtest.traces.request import TraceRequest
 from sangam_loadtest.traces.source import TraceSpec
 
+LOAD = Load(TraceSpec("sharegpt"), Arrivals(ArrivalProcess.CONSTANT, 50.0), num_requests=5)
 QUIET = Console(quiet=True)
 STALL_SECONDS = 0.3
 
 
 def options(url: str, **changes: Any) -> RunOptions:
     timeout = changes.pop("timeout_seconds", 10.0)
-    chosen = RunOptions(
-        target=Target((url,), timeout_seconds=timeout),
-        trace=TraceSpec("sharegpt"),
-        arrivals=Arrivals(ArrivalProcess.CONSTANT, 50.0),
-        num_requests=5,
-    )
-    return replace(chosen, **changes)
+    of_load = {item.name: changes.pop(item.name) for item in fields(Load) if item.name in changes}
+    return RunOptions(replace(LOAD, **of_load), Target((url,), timeout_seconds=timeout), **changes)
 
 
 def run_against(
@@ -61,7 +58,7 @@ def test_requests_of_lengths_are_token_ids_of_that_many_tokens() -> None:
     assert result.summary.num_completed == 5
     assert result.model == "stub-model"
     assert set(paths) == {"/v1/completions"}
-    wanted = {(d.request.prompt_tokens, d.request.output_tokens) for d in planned(options("x:"))}
+    wanted = {(d.request.prompt_tokens, d.request.output_tokens) for d in planned(LOAD)}
     assert {(len(body["prompt"]), body["max_tokens"]) for body in bodies} == wanted
     assert all(FIRST_ID <= i <= LAST_ID for body in bodies for i in body["prompt"])
     assert all(body["ignore_eos"] for body in bodies)
@@ -71,7 +68,7 @@ def test_requests_of_lengths_are_token_ids_of_that_many_tokens() -> None:
 def test_questions_are_chats_whose_answers_are_checked() -> None:
     answers = {
         due.request.messages[0][1]: due.request.right_answer or ""
-        for due in planned(options("x:", trace=TraceSpec("questions"), num_requests=20))
+        for due in planned(replace(LOAD, trace=TraceSpec("questions"), num_requests=20))
     }
     wrong = next(iter(answers))
 
@@ -141,7 +138,7 @@ def test_latency_counts_from_when_a_request_was_due_even_if_it_was_sent_late() -
     records: list[RequestRecord] = []
     with serving(answering) as served:
         chosen = options(served.url, num_requests=40, arrivals=Arrivals(rate=400.0))
-        plan, bodies = planned(chosen), StallingBodies(BodyOptions("stub-model"))
+        plan, bodies = planned(chosen.load), StallingBodies(BodyOptions("stub-model"))
 
         async def send() -> ClientHealth:
             stop = asyncio.Event()
@@ -286,7 +283,7 @@ def test_a_server_that_is_not_there_is_said_before_the_run() -> None:
 )
 def test_runs_that_make_no_sense_are_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        planned(options("http://x", **changes))
+        planned(options("http://x", **changes).load)
 
 
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:

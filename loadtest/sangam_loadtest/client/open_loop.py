@@ -1,6 +1,6 @@
 """Sends a schedule of requests, each when it is due, whatever has become of those before it.
 
-Decides nothing about the load (``traces``, ``arrivals``) nor about what it means (``summary``).
+Decides nothing about the load (``load``) nor about what it means (``summary``).
 A request's clock starts when it is *due*, not when it is sent, so that a slow server or client
 cannot hide a wait (coordinated omission). Called by ``run``.
 """
@@ -16,9 +16,9 @@ import aiohttp
 from sangam_loadtest.client.bodies import Bodies, Body
 from sangam_loadtest.client.exchange import ExchangeFailed, Reply, exchange
 from sangam_loadtest.client.health import ClientHealth, HealthWatch
+from sangam_loadtest.load import Due
 from sangam_loadtest.records import RequestRecord
 from sangam_loadtest.traces.questions import is_answer_right
-from sangam_loadtest.traces.request import TraceRequest
 
 INTERRUPTED = "interrupted"
 """The kind of a request that the user's Ctrl-C ended: neither an answer nor a failure."""
@@ -37,16 +37,6 @@ _TIMINGS = (
     "num_steps",
     "num_retries",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A request and when it is due, seconds after the start."""
-
-    index: int
-    at_seconds: float
-    request: TraceRequest
-    is_warmup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
