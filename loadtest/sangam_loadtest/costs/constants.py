@@ -1,8 +1,8 @@
-"""The constants of the cost model: which there are, their units, and what is physically possible.
+"""The constants of the cost model: which there are, their units, and what is believable.
 
 Decides names, units, bounds and choices; the values are in ``constants.toml`` and in the tables
 that ``sangam loadtest fit`` writes. ``table`` reads and writes them, ``operators`` and ``model``
-use them.
+use them, ``fit`` finds them.
 """
 
 from dataclasses import dataclass, field
@@ -28,26 +28,26 @@ class ProductConstants:
         sharpness: p; the larger, the closer to the larger of the two times.
     """
 
-    bytes_factor: float = constant("times the bound", 1.0, 4.0)
-    flops_factor: float = constant("times the bound", 1.0, 4.0)
+    bytes_factor: float = constant("times the bound", 0.1, 100.0)
+    flops_factor: float = constant("times the bound", 0.1, 100.0)
     sharpness: float = constant("exponent", 1.0, 16.0)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConstants:
-    """Paged attention of one backend.
+    """Paged attention of one backend: calls, sequences, and a roofline of keys and scores.
 
     Attributes:
-        layer_seconds: a call's own time, whatever is in it.
-        decode_bytes_factor, decode_flops_factor: decode blocks, over their bounds.
-        prefill_flops_factor: prefills, over their bound.
-        sharpness: p of a decode's p-norm over the three times.
+        layer_seconds: a call's own time. sequence_seconds: that of each sequence in it.
+        bytes_factor: reading the keys and values of decode blocks, over its bound.
+        flops_factor: scores and their product with V, over their bound.
+        sharpness: p of the p-norm of the two.
     """
 
-    layer_seconds: float = constant("seconds a layer", 0.0, 1e-3)
-    decode_bytes_factor: float = constant("times the bound", 1.0, 10.0)
-    decode_flops_factor: float = constant("times the bound", 1.0, 10.0)
-    prefill_flops_factor: float = constant("times the bound", 1.0, 10.0)
+    layer_seconds: float = constant("seconds a layer", 0.0, 1e-1)
+    sequence_seconds: float = constant("seconds a layer and sequence", 0.0, 1e-1)
+    bytes_factor: float = constant("times the bound", 0.1, 100.0)
+    flops_factor: float = constant("times the bound", 0.1, 100.0)
     sharpness: float = constant("exponent", 1.0, 16.0)
 
 
@@ -57,35 +57,39 @@ class SmallConstants:
 
     Attributes:
         layer_seconds: their own time, however few the rows.
-        bytes_factor: time over that of the bytes they must move.
+        bytes_factor: time by the row, over that of the bytes that must move.
     """
 
-    layer_seconds: float = constant("seconds a layer", 0.0, 1e-3)
-    bytes_factor: float = constant("times the bound", 0.0, 20.0)
+    layer_seconds: float = constant("seconds a layer", 0.0, 1e-1)
+    bytes_factor: float = constant("times the bound", 0.0, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingConstants:
-    """From logits to tokens: its own time, and bytes moved for each logit."""
+    """From logits to tokens and confidences: a pass's own time, and bytes moved for a logit."""
 
-    pass_seconds: float = constant("seconds a pass", 0.0, 1e-2)
+    pass_seconds: float = constant("seconds a pass", 0.0, 1e-1)
     bytes_per_logit: float = constant("bytes a logit", 0.0, 1e3)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConstants:
-    """Host time to issue a pass kernel by kernel, which the device's work hides or not."""
+    """Host time to issue a pass kernel by kernel, which the device's work hides or not.
+
+    Attributes:
+        layer_seconds: of one layer. attention_share: what of it issues the attention.
+    """
 
     layer_seconds: float = constant("seconds a layer", 0.0, 1e-1)
+    attention_share: float = constant("share", 0.0, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkConstants:
-    """What joins two GPUs: the peak of one direction, and what of it transfers get."""
+    """What joins two workers: the peak of one direction, and what of it large messages get."""
 
     bytes_per_second: float = constant("bytes/s", 1e6, 1e13)
     efficiency: float = constant("share", 0.01, 1.0)
-    latency_seconds: float = constant("seconds", 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +99,23 @@ class SystemConstants:
     Attributes:
         head_rows: rows that the LM head and sampling run on: every packed row, all rows of the
             current blocks, or only those that can commit.
-        last_layer: rows that the last layer's attention output and MLP are computed for.
-        sampling: name of the sampling kernel.
+        last_layer: rows that the last layer is computed for behind its K and V.
+        sampling: the sampling kernel.
         decode_launch, prefill_launch: how passes without and with a prefill are issued.
         pass_seconds: host time of a pass that the device waits for.
         sequence_seconds, row_seconds: the same for each block or prefill, and each row.
-        small_factor: small kernels' time over that of fused ones. launch_factor: host time to
-            issue a pass kernel by kernel, over that of fused ones.
+        small_factor: small kernels' time over that of fused ones.
+        launch_factor: time to issue a pass kernel by kernel, over that of fused ones.
         request_seconds: host time (router, HTTP, tokenising) in front of each block's prefill.
-        transfer_fixed_seconds: compute time that a KV transfer takes on either side.
-        transfer_bytes_per_second: the rate at which the rest of that compute time goes by; 0:
-            there is none, the bytes move beside the passes.
+        transfers: KV transfers run beside the passes, or block both sides while they last.
+        link: between workers, unless said otherwise.
+        transfer_fixed_seconds: of a transfer's latency, whatever its size.
+        transfer_bytes_per_second: the most that the system moves, on any link.
+        transfer_busy_seconds: what a transfer beside a pass takes from it, on either side.
         memory_fraction: share of the device's memory that the system uses.
         logit_bytes: memory of a logit. pass_rows: packed rows of the largest pass.
-        logit_rows: rows whose logits there is memory for, where ``head_rows`` is not
-            ``every_row`` (then it is ``pass_rows``).
+        logit_rows: rows whose logits there is memory for; ``pass_rows`` where the head runs on
+            every row.
     """
 
     head_rows: str = choice("every_row", "whole_blocks", "committable")
@@ -123,9 +129,12 @@ class SystemConstants:
     small_factor: float = constant("times fused", 1.0, 100.0)
     launch_factor: float = constant("times fused", 0.0, 100.0)
     request_seconds: float = constant("seconds a block", 0.0, 10.0)
+    transfers: str = choice("beside", "blocking")
+    link: str = choice("nic", "nvlink")
     transfer_fixed_seconds: float = constant("seconds", 0.0, 10.0)
-    transfer_bytes_per_second: float = constant("bytes/s", 0.0, 1e13)
+    transfer_bytes_per_second: float = constant("bytes/s", 1e3, 1e13)
+    transfer_busy_seconds: float = constant("seconds", 0.0, 10.0)
     memory_fraction: float = constant("share", 0.01, 1.0)
     logit_bytes: float = constant("bytes a logit", 0.0, 64.0)
-    pass_rows: float = constant("rows", 1, 1e7)
-    logit_rows: float = constant("rows", 1, 1e7)
+    pass_rows: float = constant("rows", 1.0, 1e7)
+    logit_rows: float = constant("rows", 1.0, 1e7)

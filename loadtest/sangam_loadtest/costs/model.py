@@ -12,6 +12,7 @@ from sangam_loadtest.costs.batch import PassBatch
 from sangam_loadtest.costs.constants import LinkConstants, SystemConstants
 from sangam_loadtest.costs.operators import (
     BF16,
+    BLOCK_ROWS,
     FP8,
     Attention,
     head_product,
@@ -24,9 +25,6 @@ from sangam_loadtest.costs.table import Table, read_table
 
 SYSTEMS = ("sangam", "paper", "fast-dllm")
 """Systems of the shipped table; the last is the baseline at batch 1."""
-
-LINK = "nic"
-"""The link between workers, unless said otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +66,10 @@ class TransferCost:
 class CostModel:
     """Costs of one system's passes with one model on one GPU.
 
+    Args:
+        gpu, system, quantization, link, attention: names in the table; the last two are the
+            system's and the model's by default.
+
     Attributes:
         shape: the model. system: the system's constants.
         host_seconds_per_request: router, HTTP and tokenising, in front of each block's prefill.
@@ -80,32 +82,36 @@ class CostModel:
         shape: ModelShape,
         system: str,
         quantization: str = BF16,
-        link: str = LINK,
+        link: str | None = None,
+        attention: str | None = None,
     ) -> None:
         device = table.gpus[gpu]
         constants = table.systems[system]
         self.shape = shape
         self.system: SystemConstants = constants
         self.host_seconds_per_request = constants.request_seconds
-        self._link: LinkConstants = table.links[link]
+        self._link: LinkConstants = table.links[link or constants.link]
+        head_layers = 1 if constants.last_layer == "head_rows" else 0
         self._products = layer_products(shape, device, table.products[quantization], quantization)
-        self._attention = Attention(shape, device, table.attention[table.backend_of(shape.name)])
+        backend = table.attention[attention or table.backend_of(shape)]
+        self._attention = Attention(shape, device, backend, head_layers)
         self._small = small_kernels(
             shape, device, table.small[quantization], constants.small_factor
         )
         self._head = head_product(shape, device, table.head[BF16])
         self._sampling = sampling_kernel(shape, device, table.sampling[constants.sampling])
-        launch = table.launch[quantization].layer_seconds * shape.num_layers
-        self._launch_seconds = launch * constants.launch_factor
+        launch = table.launch[quantization]
+        self._launch_seconds = launch.layer_seconds * shape.num_layers * constants.launch_factor
+        self._attention_share = launch.attention_share
         self._decodes_are_eager = constants.decode_launch == "eager"
         self._prefills_are_eager = constants.prefill_launch == "eager"
-        self._late_share = _late_share(shape) if constants.last_layer == "head_rows" else 0.0
+        self._late_share = _late_share(shape) * head_layers
 
     def cost(self, batch: PassBatch) -> PassCost:
         """Seconds of an iteration by operator."""
         head_rows = self._head_rows(batch)
         products, small = self._of_rows(batch.decode_rows + batch.prefill_rows, head_rows)
-        attention = self._attention.seconds(batch)
+        attention = self._attention.seconds(batch, head_rows)
         head = self._head.seconds(head_rows)
         sampling = self._sampling.seconds(head_rows) if head_rows else 0.0
         device = products + attention + small + head + sampling
@@ -116,20 +122,29 @@ class CostModel:
         """The total of ``cost``, without the object."""
         head_rows = self._head_rows(batch)
         products, small = self._of_rows(batch.decode_rows + batch.prefill_rows, head_rows)
-        device = products + small + self._attention.seconds(batch) + self._head.seconds(head_rows)
+        device = products + small + self._head.seconds(head_rows)
+        device += self._attention.seconds(batch, head_rows)
         if head_rows:
             device += self._sampling.seconds(head_rows)
         return device + self._host(batch, device)
 
+    def seconds_without_attention(self, batch: PassBatch) -> float:
+        """The same pass with the attention's call left out, as benchmarks measure it."""
+        cost = self.cost(batch)
+        device = cost.products + cost.small + cost.head + cost.sampling
+        return device + self._host(batch, device, 1 - self._attention_share)
+
+    def launch_seconds(self) -> float:
+        """Host time to issue a pass kernel by kernel, hidden or not."""
+        return self._launch_seconds
+
     def transfer(self, num_tokens: int) -> TransferCost:
         """Seconds of the KV of ``num_tokens`` tokens from one worker to another."""
         link, system = self._link, self.system
-        num_bytes = num_tokens * self.shape.kv_bytes_per_token
-        rate = link.bytes_per_second * link.efficiency
-        busy = system.transfer_fixed_seconds
-        if system.transfer_bytes_per_second:
-            busy += num_bytes / system.transfer_bytes_per_second
-        latency = max(busy, link.latency_seconds + num_bytes / rate)
+        rate = min(link.bytes_per_second * link.efficiency, system.transfer_bytes_per_second)
+        latency = system.transfer_fixed_seconds
+        latency += num_tokens * self.shape.kv_bytes_per_token / rate
+        busy = latency if system.transfers == "blocking" else system.transfer_busy_seconds
         return TransferCost(latency, busy, busy)
 
     def _head_rows(self, batch: PassBatch) -> int:
@@ -147,22 +162,19 @@ class CostModel:
             small += late * (self._small.seconds(head_rows) - small)
         return products, small
 
-    def _host(self, batch: PassBatch, device: float) -> float:
+    def _host(self, batch: PassBatch, device: float, launch_share: float = 1.0) -> float:
         system = self.system
         is_eager = self._prefills_are_eager if batch.num_prefills else self._decodes_are_eager
         waits = system.pass_seconds + system.sequence_seconds * batch.num_sequences
         waits += system.row_seconds * batch.rows
-        if is_eager and self._launch_seconds > device:
-            waits += self._launch_seconds - device
+        if is_eager and self._launch_seconds * launch_share > device:
+            waits += self._launch_seconds * launch_share - device
         return waits
 
 
 def whole_block_rows(batch: PassBatch) -> int:
     """Head rows where the head runs on all rows of the current blocks, 32 for each sequence."""
-    return min(batch.rows, _BLOCK_ROWS * batch.num_sequences)
-
-
-_BLOCK_ROWS = 32
+    return min(batch.rows, BLOCK_ROWS * batch.num_sequences)
 
 
 def _late_share(shape: ModelShape) -> float:
@@ -178,7 +190,7 @@ def cost_model(
     quantization: str = BF16,
     constants: Path | None = None,
     *,
-    link: str = LINK,
+    link: str | None = None,
 ) -> CostModel:
     """The cost model of a system that serves ``model`` on ``gpu``.
 
@@ -186,7 +198,7 @@ def cost_model(
         gpu: ``h100``, ``h200``, or another one in the table. model: ``llada-8b``, ``dream-7b``,
             ``small``, a folder or a hub id. quantization: of the products, ``bf16`` or ``fp8``.
         constants: a table that ``sangam loadtest fit`` wrote; the shipped one by default.
-        link: between workers, by its name in the table.
+        link: between workers, by its name in the table; the system's by default.
 
     Raises:
         ConfigurationError: a name is not in the table, or the table is malformed.

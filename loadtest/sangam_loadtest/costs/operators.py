@@ -7,6 +7,7 @@ that a pass costs a microsecond to price. Called by ``model`` and ``fit``.
 
 from dataclasses import dataclass
 
+from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 from sangam_loadtest.costs.batch import PassBatch
 from sangam_loadtest.costs.constants import (
     AttentionConstants,
@@ -17,8 +18,12 @@ from sangam_loadtest.costs.constants import (
 from sangam_loadtest.costs.gpus import Gpu
 from sangam_loadtest.costs.shapes import ModelShape
 
+BLOCK_ROWS = DEFAULT_BLOCK_LENGTH
+"""Rows of a block, where a batch does not say them."""
+
 FP8 = "fp8"
 BF16 = "bf16"
+"""Products as the model is served, unquantised; on a CPU that is float32."""
 
 
 class Roofline:
@@ -66,29 +71,48 @@ def head_product(shape: ModelShape, gpu: Gpu, constants: ProductConstants) -> Ro
 
 
 class Attention:
-    """Paged attention over all layers: one call a layer for prefills and decodes together."""
+    """Paged attention over all layers: one call a layer for prefills and decodes together.
 
-    __slots__ = ("_call", "_key", "_power", "_root", "_row_key", "_square")
+    Args:
+        head_layers: layers, of the last, whose queries are only the rows that want logits.
+    """
 
-    def __init__(self, shape: ModelShape, gpu: Gpu, constants: AttentionConstants) -> None:
-        power = constants.sharpness
-        # Scores and their product with V: 2 x 2 FLOPs a row, key and query number.
-        pair = 4 * shape.query_size * shape.num_layers / gpu.bf16_flops
-        self._call = (constants.layer_seconds * shape.num_layers) ** power
-        self._key = shape.kv_bytes_per_token / gpu.bytes_per_second * constants.decode_bytes_factor
-        self._row_key = pair * constants.decode_flops_factor
-        self._square = pair * constants.prefill_flops_factor
-        self._power = power
-        self._root = 1.0 / power
+    __slots__ = (
+        "_call", "_head_share", "_key", "_pair", "_power", "_prefill_row", "_root", "_sequence",
+        "_square",
+    )  # fmt: skip
 
-    def seconds(self, batch: PassBatch) -> float:
-        """Seconds of a pass; the call's own time is hidden by its work as far as that goes."""
-        power = self._power
-        work: float = (self._key * batch.decode_keys) ** power
-        work += (self._row_key * batch.decode_row_keys) ** power
-        work = work**self._root + self._square * batch.prefill_square_rows
-        seconds: float = (self._call + work**power) ** self._root
-        return seconds
+    def __init__(
+        self, shape: ModelShape, gpu: Gpu, constants: AttentionConstants, head_layers: int
+    ) -> None:
+        self._power = constants.sharpness
+        self._root = 1.0 / constants.sharpness
+        self._call = constants.layer_seconds * shape.num_layers
+        self._sequence = constants.sequence_seconds * shape.num_layers
+        self._key = shape.kv_bytes_per_token / gpu.bytes_per_second * constants.bytes_factor
+        # A query row and a key cost two FLOPs for the score and two for its value, each number.
+        flops = 4 * shape.query_size * shape.num_layers
+        self._pair = flops / gpu.bf16_flops * constants.flops_factor
+        self._head_share = head_layers / shape.num_layers
+        self._square = self._pair * (1 - self._head_share)
+        self._prefill_row = self._pair * self._head_share * BLOCK_ROWS
+
+    def seconds(self, batch: PassBatch, head_rows: int) -> float:
+        """Seconds of a pass whose head runs on ``head_rows`` rows."""
+        row_keys: float = self._pair * batch.decode_row_keys
+        if self._head_share and batch.decode_rows:
+            decode_head_rows = head_rows - BLOCK_ROWS * batch.num_prefills
+            left = max(0.0, 1 - decode_head_rows / batch.decode_rows)
+            row_keys *= 1 - self._head_share * min(1.0, left)
+        powers = (self._key * batch.decode_keys) ** self._power + row_keys**self._power
+        decodes: float = powers**self._root
+        return (
+            self._call
+            + self._sequence * (batch.num_decodes + batch.num_prefills)
+            + decodes
+            + self._square * batch.prefill_square_rows
+            + self._prefill_row * batch.prefill_rows
+        )
 
 
 @dataclass(frozen=True, slots=True)

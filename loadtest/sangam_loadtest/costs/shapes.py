@@ -42,6 +42,11 @@ class ModelShape:
         return 2 * self.num_kv_heads * self.head_dim
 
     @property
+    def attention_kind(self) -> str:
+        """``mha`` where every head has its own K and V, else ``gqa``: kernels differ."""
+        return "mha" if self.num_heads == self.num_kv_heads else "gqa"
+
+    @property
     def layer_weights(self) -> int:
         """Weights in the products of one layer."""
         attention = self.hidden_size * (2 * self.query_size + self.key_value_size)

@@ -8,7 +8,7 @@ that a table which lacks a section takes it from the shipped one. Which constant
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +25,7 @@ from sangam_loadtest.costs.constants import (
     SystemConstants,
 )
 from sangam_loadtest.costs.gpus import Gpu
+from sangam_loadtest.costs.shapes import ModelShape
 
 SHIPPED = "constants.toml"
 
@@ -81,9 +82,17 @@ class Table:
     systems: Section[SystemConstants]
     backends: Section[str]
 
-    def backend_of(self, model: str) -> str:
-        """The attention backend that serves ``model``; ``other`` stands for unnamed models."""
-        return self.backends[model if model in self.backends.entries else "other"]
+    def backend_of(self, shape: ModelShape) -> str:
+        """The attention that serves a model; one not named goes by its kind, mha or gqa."""
+        is_named = shape.name in self.backends.entries
+        return self.backends[shape.name if is_named else shape.attention_kind]
+
+    def with_entry(self, section: str, entry: str, constants: Any) -> "Table":
+        """This table with one entry changed, or more by one."""
+        old: Section[Any] = getattr(self, section)
+        entries = {**old.entries, entry: constants}
+        changed: dict[str, Any] = {section: replace(old, entries=entries)}
+        return replace(self, **changed)
 
 
 @cache
