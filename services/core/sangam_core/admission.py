@@ -5,7 +5,7 @@ simulator through the same scheduler. It does not choose decodes (all of them al
 knows nothing of pages beyond a yes or no per candidate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PREFILL_PRIORITISING_TAU = 2**31
@@ -76,3 +76,13 @@ def admit(
     if not head.has_pages and head.cost_tokens <= budget:
         budget = min(budget, carried_tokens)
     return Admission(num_admitted, budget)
+
+
+AdmissionPolicy = Callable[[int, int, int, Sequence[Candidate]], Admission]
+"""Decides one iteration; arguments as ``admit``'s."""
+
+DEFICIT = "deficit"
+"""Name of Algorithm 1."""
+
+ADMISSION_POLICIES: dict[str, AdmissionPolicy] = {DEFICIT: admit}
+"""Admission policies by the name that settings have."""

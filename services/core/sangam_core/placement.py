@@ -164,3 +164,13 @@ def _first(
         key=lambda worker: (key(worker), tie_break(demand.request_id, worker.worker_id)),
         default=None,
     )
+
+
+PrefillPlacement = Callable[[FleetLoad, Demand, PlacementPolicy], WorkerLoad | None]
+"""Chooses the worker for a (re-)prefill; ``None``: the request waits in the central line."""
+
+HYBRID = "hybrid"
+"""Name of Algorithm 2."""
+
+PLACEMENT_POLICIES: dict[str, PrefillPlacement] = {HYBRID: place_prefill}
+"""Prefill placements by the name that settings have."""

@@ -1,0 +1,1 @@
+"""Discrete-event simulation: the real lifecycle, placement and scheduler under virtual time."""
