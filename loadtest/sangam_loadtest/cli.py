@@ -6,7 +6,9 @@ Loaded by the ``sangam`` command through the entry-point group ``sangam.commands
 import typer
 
 from sangam_loadtest.capacity_command import capacity_command
+from sangam_loadtest.report_command import report_command
 from sangam_loadtest.run_command import run_command
+from sangam_loadtest.simulate_command import simulate_command
 
 app = typer.Typer(
     help="Load tests, capacity, simulation and reports.",
@@ -23,3 +25,5 @@ def loadtest() -> None:
 
 app.command("run")(run_command)
 app.command("capacity")(capacity_command)
+app.command("simulate")(simulate_command)
+app.command("report")(report_command)

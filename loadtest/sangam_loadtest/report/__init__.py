@@ -1,0 +1,1 @@
+"""The paper's figures from records of runs, measured or simulated alike."""
