@@ -24,13 +24,14 @@ class RunLabel:
     """What was run, in the few words by which runs are compared. None where it is not known.
 
     Attributes:
+        kind: None where a report reads records that nobody labelled.
         configuration: what a user calls the deployment, e.g. ``4P4D``.
         trace: a named trace, or a file's name without its folder and suffix.
         rate: the nominal one, requests a second.
         system: ``sangam``, or another whose behaviour was measured or simulated.
     """
 
-    kind: Kind
+    kind: Kind | None
     configuration: str | None = None
     model: str | None = None
     trace: str | None = None

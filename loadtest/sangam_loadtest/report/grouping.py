@@ -67,7 +67,7 @@ class SeriesOf:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._has_systems = len({run.label.system for run in runs}) > 1
         self._has_kinds = len({run.label.kind for run in runs}) > 1
-        taus: dict[object, set[float | None]] = defaultdict(set)
+        taus: dict[object, set[int | None]] = defaultdict(set)
         for run in runs:
             taus[_budget_group(run)].add(run.label.tau_tokens)
         self._swept = {group for group, found in taus.items() if len(found) > 1}

@@ -21,14 +21,13 @@ from sangam_loadtest.report.runs import (
     ReportError,
     RequestNumbers,
     Run,
-    RunLabel,
     checked,
     numbers_of,
 )
+from sangam_loadtest.run_files import Kind, RunLabel, summary_path
 
-KINDS = ("measured", "simulated")
 _PIECE_LINES = 2000
-_TEXTS = ("configuration", "model", "trace", "system", "kind")
+_TEXTS = ("configuration", "model", "trace", "system")
 
 
 def load_runs(paths: Iterable[Path]) -> list[Run]:
@@ -38,7 +37,27 @@ def load_runs(paths: Iterable[Path]) -> list[Run]:
         RecordsError: a file cannot be read, or a line is no record; names file and line.
         ReportError: a path has no records, or a summary is malformed.
     """
-    return [load_run(path) for path in record_files(paths)]
+    files = record_files(paths)
+    names = [path.stem for path in files]
+    return [
+        _called(load_run(path), f"{path.parent.name}/{path.stem}")
+        if names.count(path.stem) > 1
+        else load_run(path)
+        for path in files
+    ]
+
+
+def _called(run: Run, name: str) -> Run:
+    """The run by a longer name, if it is its file that names it."""
+    if is_labelled(run):
+        return run
+    return replace(run, label=replace(run.label, configuration=name))
+
+
+def is_labelled(run: Run) -> bool:
+    """Whether the summary says what configuration a run is of."""
+    label = run.summary.get("label")
+    return isinstance(label, dict) and bool(label.get("configuration"))
 
 
 def record_files(paths: Iterable[Path]) -> list[Path]:
@@ -67,11 +86,6 @@ def load_run(path: Path) -> Run:
     summary = _read_summary(summary_path(path))
     run = Run(label_of(summary, path), read_numbers(path), summary, str(path))
     return checked(replace(run, label=_with_rate(run)))
-
-
-def summary_path(path: Path) -> Path:
-    """Where the summary of a file of records is."""
-    return path.with_suffix(".summary.json")
 
 
 def passes_beside(files: Iterable[Path]) -> list[Path]:
@@ -164,24 +178,27 @@ def label_of(summary: Mapping[str, Any], path: Path) -> RunLabel:
     if not isinstance(told, dict):
         raise ReportError(f"{where} must be a JSON object")
     texts = {name: _text(told.get(name), f"{where}.{name}") for name in _TEXTS}
-    if texts["kind"] not in (None, *KINDS):
-        raise ReportError(f"{where}.kind must be measured or simulated, not {texts['kind']!r}")
+    tau_tokens = _number(told.get("tau_tokens"), f"{where}.tau_tokens")
     options = summary.get("options")
     options = options if isinstance(options, dict) else {}
     trace = options.get("trace")
     return RunLabel(
+        kind=_kind(told.get("kind"), f"{where}.kind", summary.get("command")),
         configuration=texts["configuration"] or path.stem,
         model=texts["model"] or _short(options.get("model")),
         trace=_short(texts["trace"] or (trace.get("trace") if isinstance(trace, dict) else trace)),
         rate=_number(told.get("rate"), f"{where}.rate"),
         system=texts["system"],
-        tau_tokens=_number(told.get("tau_tokens"), f"{where}.tau_tokens"),
-        kind=texts["kind"] or ("measured" if "sangam loadtest run" in _command(summary) else None),
+        tau_tokens=None if tau_tokens is None else round(tau_tokens),
     )
 
 
-def _command(summary: Mapping[str, Any]) -> str:
-    return str(summary.get("command", ""))
+def _kind(told: object, where: str, command: object) -> Kind | None:
+    if told == "measured" or (told is None and command == "sangam loadtest run"):
+        return "measured"
+    if told is None or told == "simulated":
+        return None if told is None else "simulated"
+    raise ReportError(f"{where} must be measured, simulated or null, not {told!r}")
 
 
 def _text(value: object, where: str) -> str | None:

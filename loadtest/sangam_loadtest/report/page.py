@@ -12,6 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from sangam_loadtest.report.drawn import Drawn, Table
+from sangam_loadtest.report.loading import is_labelled
 from sangam_loadtest.report.runs import Run
 
 _OPEN_ROWS = 12  # longer tables are folded
@@ -86,7 +87,7 @@ def _told(runs: Sequence[Run]) -> str:
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
     """What a reader must know of the runs as a whole."""
-    unlabelled = [run.source for run in runs if not run.summary.get("label") and run.summary]
+    unlabelled = [run.source for run in runs if run.summary and not is_labelled(run)]
     alone = [run.source for run in runs if not run.summary and run.source != "memory"]
     cut = [run.source for run in runs if run.summary.get("is_interrupted")]
     failed = [run.source for run in runs if run.records.num_answered < run.records.num_counted]

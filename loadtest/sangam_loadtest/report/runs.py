@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sangam_core.errors import SangamError
 from sangam_loadtest.client.open_loop import INTERRUPTED
 from sangam_loadtest.records import RequestRecord
+from sangam_loadtest.run_files import RunLabel
 
 Floats = NDArray[np.float64]
 
@@ -45,29 +46,6 @@ _FAILED_SHARE = 0.01
 
 class ReportError(SangamError):
     """A report cannot be made of what was given; names file, line or field, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunLabel:
-    """What a run was of; None where that is not known.
-
-    Attributes:
-        configuration: the cluster, e.g. ``4P4D``.
-        model: model as in the cost model's tables or as served.
-        trace: trace as the load test's ``--trace`` has it.
-        rate: nominal requests a second.
-        system: whose code and costs, e.g. ``sangam`` or ``paper``.
-        tau_tokens: token budget of an iteration.
-        kind: ``measured`` or ``simulated``.
-    """
-
-    configuration: str | None = None
-    model: str | None = None
-    trace: str | None = None
-    rate: float | None = None
-    system: str | None = None
-    tau_tokens: float | None = None
-    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

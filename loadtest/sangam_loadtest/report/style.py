@@ -27,9 +27,11 @@ GREY = "#6b7280"
 MARKERS = ("o", "s", "D", "v", "P", "X", "<", ">", "h", "p")  # "^" marks what is off the axis
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2, 2, 2)))
 PAGE_INCHES = 11.0
+_ENTRY_INCHES, _LETTER_INCHES = 0.7, 0.072  # of a legend at 9 pt
 _RC: Any = {
     "font.size": 9.5,
     "axes.titlesize": 10,
+    "axes.titlepad": 10,  # above the triangles of points beyond the axis
     "axes.labelsize": 9.5,
     "xtick.labelsize": 9,
     "ytick.labelsize": 9,
@@ -124,14 +126,19 @@ def panels(
 
 def legend_below(figure: Figure, handles: Sequence[Any], max_columns: int = 8) -> None:
     """A legend under all panels, where it covers nothing."""
-    longest = max((len(str(handle.get_label())) for handle in handles), default=1)
-    fitting = int(figure.get_figwidth() / (0.55 + 0.075 * longest))
+    widths = [_ENTRY_INCHES + _LETTER_INCHES * len(str(handle.get_label())) for handle in handles]
+    columns = min(max_columns, len(handles))
+    while columns > 1 and _legend_inches(widths, columns) > figure.get_figwidth():
+        columns -= 1
     figure.legend(
-        handles=list(handles),
-        loc="outside lower center",
-        ncols=max(1, min(max_columns, fitting, len(handles))),
-        handlelength=2.6,
+        handles=list(handles), loc="outside lower center", ncols=columns, handlelength=2.6
     )
+
+
+def _legend_inches(widths: Sequence[float], num_columns: int) -> float:
+    """Width of a legend, whose columns are as wide as their widest entry."""
+    num_rows = -(-len(widths) // num_columns)
+    return sum(max(widths[n : n + num_rows]) for n in range(0, len(widths), num_rows))
 
 
 def save(figure: Figure, path: Path) -> None:

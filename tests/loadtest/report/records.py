@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from sangam_loadtest.records import RequestRecord, write_records
-from sangam_loadtest.report.runs import Run, RunLabel, run_of
+from sangam_loadtest.report.runs import Run, run_of
+from sangam_loadtest.run_files import RunLabel
 
 BLOCK_TOKENS = 32
 
 
 def label(**changes: Any) -> RunLabel:
     """A full label."""
-    usual = RunLabel("4P4D", "llada-8b", "sharegpt", 6.0, "paper", 1024.0, "simulated")
+    usual = RunLabel("simulated", "4P4D", "llada-8b", "sharegpt", 6.0, "paper", 1024)
     return replace(usual, **changes)
 
 

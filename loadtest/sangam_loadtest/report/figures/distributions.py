@@ -59,7 +59,7 @@ def queueing_and_decode_cdfs(
                     for run in sorted(found, key=series_of.place)
                     if len(values := np.sort(run.records.values(name)))
                 }
-                _draw_curves(axes, curves, f"{part} time a request (s)")
+                _draw_curves(axes, curves, f"{part} time per request (s)")
             row[0].set_ylabel("share of requests")
             row[0].set_title(f"{pair}, {rate_told(found[0].label.rate)}", loc="left")
         drawn = {series_of(run) for found in facets.values() for run in found}

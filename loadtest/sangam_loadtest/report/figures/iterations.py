@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from sangam_loadtest.report.drawn import Cell, Drawn, NothingToDraw, Table, listed
 from sangam_loadtest.report.grouping import shown
@@ -113,7 +114,7 @@ def bins_of(output: Floats, steps: Floats) -> list[Bin]:
 def _draw(axes: Axes, output: Floats, steps: Floats, bins: Sequence[Bin]) -> None:
     right, top = float(np.percentile(output, 99.8)), float(np.percentile(steps, 99.8))
     if len(output) <= _MAX_SCATTERED:
-        axes.plot(output, steps, ".", color=BLUE, alpha=0.45, markersize=4, markeredgewidth=0)
+        axes.plot(output, steps, ".", color=BLUE, alpha=0.45, markersize=6, markeredgewidth=0)
     else:
         drawn = axes.hexbin(
             output,
@@ -127,7 +128,16 @@ def _draw(axes: Axes, output: Floats, steps: Floats, bins: Sequence[Bin]) -> Non
         )
         figure = axes.get_figure()
         assert figure is not None
-        figure.colorbar(drawn, ax=axes, label="requests", pad=0.01, aspect=30)
+        bar = figure.colorbar(
+            drawn,
+            ax=axes,
+            label="requests in a hexagon",
+            pad=0.01,
+            aspect=30,
+            ticks=LogLocator(subs=(1.0, 2.0, 5.0)),
+            format=FuncFormatter(lambda count, _: f"{count:,.0f}"),
+        )
+        bar.minorticks_off()
     middles = [b.middle_tokens for b in bins]
     if bins:
         low, median, high = zip(*(b.quartiles for b in bins), strict=True)
@@ -142,7 +152,7 @@ def _draw(axes: Axes, output: Floats, steps: Floats, bins: Sequence[Bin]) -> Non
 def _handles() -> list[Line2D | Patch]:
     return [
         Line2D([], [], label="median of a bin", **_MEDIAN),
-        Patch(facecolor=VERMILLION, alpha=0.22, label="half of the bin's requests (P25 to P75)"),
+        Patch(facecolor=VERMILLION, alpha=0.22, label="P25 to P75"),
     ]
 
 
