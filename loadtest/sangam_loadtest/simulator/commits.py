@@ -5,6 +5,7 @@ positions those are does not matter to time. Called by ``driver`` once a block.
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,13 +14,20 @@ from typing import Protocol
 from sangam_core.errors import ConfigurationError
 from sangam_loadtest.records import RequestRecord
 
+_ENOUGH_BLOCKS = 20
+"""So many recorded blocks of a number are a distribution of their own."""
+
 
 class CommitCounts(Protocol):
     """A distribution of the commits of a block's passes."""
 
-    def draw(self, rng: random.Random, num_masks: int) -> Sequence[int]:
+    def draw(self, rng: random.Random, num_masks: int, block: int) -> Sequence[int]:
         """Tokens committed by each pass of a block, the prefill's first; at least one each, and
-        ``num_masks`` in all."""
+        ``num_masks`` in all.
+
+        Args:
+            block: its number in the answer, from 0.
+        """
         ...
 
 
@@ -55,7 +63,7 @@ class GeometricCommits:
         # a pass with probability 1 / pass_mean, the last one for certain.
         return cls(mean, (block_length - 1) / (block_length / mean - 1))
 
-    def draw(self, rng: random.Random, num_masks: int) -> Sequence[int]:
+    def draw(self, rng: random.Random, num_masks: int, block: int) -> Sequence[int]:
         """See ``CommitCounts``."""
         counts = []
         going_on = 1 - 1 / self.pass_mean
@@ -71,51 +79,60 @@ class GeometricCommits:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCommits:
-    """Whole blocks drawn from those of a real run.
+    """Whole blocks drawn from those of a real run, each from those of its place in the answer.
 
-    A recorded block of another length is stretched or cut to the masks at hand.
+    First blocks may take many passes and those behind an end token one (``ignore_eos``), and how
+    long answers are decides how many there are of which. A recorded block of another length is
+    stretched or cut to the masks at hand.
 
     Attributes:
-        blocks: commits by pass of every recorded block.
+        blocks: for each number of a block, commits by pass of the recorded ones; the last entry
+            stands for all later numbers too.
     """
 
-    blocks: tuple[tuple[int, ...], ...]
+    blocks: tuple[tuple[tuple[int, ...], ...], ...]
 
     @classmethod
     def of(cls, records: Iterable[RequestRecord]) -> "RecordedCommits":
-        """The blocks of a run's records.
+        """The blocks of a run's records. Numbers with few of them are put together.
 
         Raises:
             ConfigurationError: no record tells its commits, or one tells of an empty pass only.
         """
-        blocks = [
-            tuple(count for count in block if count > 0)
-            for record in records
-            if record.error is None
-            for block in record.commit_counts
-        ]
-        known = tuple(block for block in blocks if block)
-        if not known:
+        by_number: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+        for record in records:
+            for number, block in enumerate(record.commit_counts):
+                counts = tuple(count for count in block if count > 0)
+                if counts and record.error is None:
+                    by_number[number].append(counts)
+        if not by_number:
             raise ConfigurationError(
                 "no record has commit_counts: they come from `sangam loadtest run` with timings "
                 "against this version's routers"
             )
-        return cls(known)
+        grouped: list[list[tuple[int, ...]]] = []
+        for number in sorted(by_number):
+            if not grouped or len(by_number[number]) >= _ENOUGH_BLOCKS:
+                grouped.append(by_number[number])
+            else:
+                grouped[-1] += by_number[number]
+        return cls(tuple(tuple(group) for group in grouped))
 
     @property
     def mean(self) -> float:
         """Tokens a pass."""
-        return sum(map(sum, self.blocks)) / sum(map(len, self.blocks))
+        every = [block for group in self.blocks for block in group]
+        return sum(map(sum, every)) / sum(map(len, every))
 
-    def draw(self, rng: random.Random, num_masks: int) -> Sequence[int]:
+    def draw(self, rng: random.Random, num_masks: int, block: int) -> Sequence[int]:
         """See ``CommitCounts``."""
-        block = rng.choice(self.blocks)
-        total = sum(block)
+        counts = rng.choice(self.blocks[min(block, len(self.blocks) - 1)])
+        total = sum(counts)
         if total == num_masks:
-            return block
-        ends = [round(end * num_masks / total) for end in accumulate(block)]
-        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        return [count for count in counts if count > 0]
+            return counts
+        ends = [round(end * num_masks / total) for end in accumulate(counts)]
+        stretched = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        return [count for count in stretched if count > 0]
 
 
 DEFAULT_COMMITS = {"llada-8b": 2.0, "dream-7b": 1.6}

@@ -145,7 +145,7 @@ class SimulatedDriver:
             request_id=request.request_id, block=request.block, attempt=request.attempt
         )
         run.future = BlockFuture(
-            self._commits.draw(run.rng, geometry.block_length),
+            self._commits.draw(run.rng, geometry.block_length, request.block),
             geometry.prompt_tokens + run.due.request.output_tokens,
         )
         ids = [WORD_ID] * start + [MASK_ID] * (geometry.total_tokens - start)
