@@ -89,7 +89,7 @@ def _chunks(begin: int, passes_per_block: int) -> list[bytes]:
             "commits": commits,
             "carry": 0.0,
             "completion": "block" if is_last else "nothing",
-            "parked_seconds": 0.0,
+            "queue_seconds": 0.0,
             "decode_seconds": 0.005 if step else 0.0,
         }
         chunks.append(json.dumps(event).encode() + b"\n")

@@ -113,7 +113,7 @@ EVENTS_BY_TYPE: dict[type[WireModel], st.SearchStrategy[BlockEvent]] = {
         commits=COMMIT_TUPLES,
         carry=st.floats(allow_nan=False),
         completion=st.sampled_from(Completion),
-        parked_seconds=SECONDS,
+        queue_seconds=SECONDS,
         decode_seconds=SECONDS,
     ),
     KVArrived: st.builds(KVArrived, transfer_seconds=SECONDS, num_bytes=st.integers(0, 2**45)),

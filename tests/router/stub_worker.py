@@ -192,7 +192,7 @@ class StubWorker:
                 commits=commits,
                 carry=step / 10,
                 completion=done,
-                parked_seconds=0.005 if has_moved else 0.0,
+                queue_seconds=0.005 if has_moved else 0.0,
                 decode_seconds=0.004 if step else 0.0,
             )
             step, has_moved = step + 1, False

@@ -114,8 +114,8 @@ class PassRan(WireModel):
 
     Attributes:
         carry: the unmasking rule's state after it (see ``Resume``).
-        parked_seconds: first pass of a block that moved here: from its KV's arrival until the
-            pass's iteration began.
+        queue_seconds: first pass of a block that moved here: waiting for its pages to be reserved
+            and, its KV here, for the pass's iteration to begin.
         decode_seconds: until this pass's end, since the end of the block's last one here (a block
             that moved here: at first since its iteration began). 0 for a prefill, which
             ``Prefilled`` tells of.
@@ -126,7 +126,7 @@ class PassRan(WireModel):
     commits: tuple[Commit, ...]
     carry: float = 0.0
     completion: Completion = Completion.NOTHING
-    parked_seconds: float = 0.0
+    queue_seconds: float = 0.0
     decode_seconds: float = 0.0
 
 

@@ -70,8 +70,8 @@ class Timings:
     Attributes:
         queueing_seconds: all waiting: the sum of the two that follow.
         prefill_queueing_seconds: waiting for a place for prefills and, there, for the token budget.
-        decode_queueing_seconds: of prefilled blocks, waiting for a place on a decode worker and,
-            their KV there, for joining its decodes.
+        decode_queueing_seconds: of prefilled blocks, waiting for a place on a decode worker, for it
+            to reserve their pages and, their KV there, for joining its decodes.
         decode_seconds: from a prefill's end, or from joining the decodes of another worker, to the
             end of the last pass that counted.
         num_steps: passes whose commits counted.

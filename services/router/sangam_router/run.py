@@ -189,7 +189,7 @@ class Run:
         timings.commit_counts[block].append(len(event.commits))
         timings.decode_seconds += event.decode_seconds
         self._block_decode_seconds += event.decode_seconds
-        self._queued(event.parked_seconds, is_decode=True)
+        self._queued(event.queue_seconds, is_decode=True)
         self._metrics.steps.inc()
         self._metrics.tokens_per_step.observe(len(event.commits))
 

@@ -122,8 +122,7 @@ class EngineLoop:
             return "the GPU thread does not run"
         if self._num_failures >= self._max_engine_failures:
             return f"the engine failed {self._num_failures} times in a row: {self._last_failure}"
-        busy_since = self._busy_since
-        if busy_since is not None and self._clock() - busy_since > self._stall_seconds:
+        if (since := self._busy_since) is not None and self._clock() - since > self._stall_seconds:
             return f"an iteration has been running for more than {self._stall_seconds:g} s"
         return None
 
@@ -157,7 +156,8 @@ class EngineLoop:
 
     def transfer_ended(self, key: BlockKey, result: Moved | LossReason) -> None:
         """Unpin a block. No thread reads or writes its pages any more."""
-        self._inbox.put(lambda: self._transfer_ended_now(key, result))
+        now = self._clock()
+        self._inbox.put(lambda: self._transfer_ended_now(key, result, now))
 
     def remove(self, key: BlockKey, reason: LossReason) -> None:
         """Drop a block, at once or when its transfer has ended. Unknown keys change nothing."""
@@ -238,11 +238,11 @@ class EngineLoop:
         key = progress.key
         tracked = self._tracked[key]
         waited, ran = started - tracked.since_seconds, ended - started
-        parked = decoded = 0.0
+        queued = decoded = 0.0
         if not progress.is_first_here:
             decoded = waited + ran
         elif tracked.is_transferred:
-            parked, decoded = waited, ran
+            queued, decoded = tracked.reserve_seconds + waited, ran
         else:
             self._metrics.prefilled(waited, ran)
             event = Prefilled.model_construct(queue_seconds=waited, prefill_seconds=ran)
@@ -254,7 +254,7 @@ class EngineLoop:
                 commits=progress.commits,
                 carry=progress.carry,
                 completion=progress.completion,
-                parked_seconds=parked,
+                queue_seconds=queued,
                 decode_seconds=decoded,
             )
             self._outbox.append((key, passed))
@@ -326,6 +326,7 @@ class EngineLoop:
     def _reserve_now(self, tracked: TrackedBlock) -> tuple[int, ...] | None:
         if not self._scheduler.reserve(tracked.state):
             return None
+        tracked.reserve_seconds = self._clock() - tracked.since_seconds
         tracked.is_pinned = True
         self._keep(tracked)
         return tracked.state.pages
@@ -348,7 +349,7 @@ class EngineLoop:
             return False
         return True
 
-    def _transfer_ended_now(self, key: BlockKey, result: Moved | LossReason) -> None:
+    def _transfer_ended_now(self, key: BlockKey, result: Moved | LossReason, at: float) -> None:
         if not self._unpin_now(key):
             return
         tracked = self._tracked[key]
@@ -359,7 +360,7 @@ class EngineLoop:
             self._gone(key, KVSent(), "kv_sent")
         else:
             self._scheduler.arrived(key)
-            tracked.since_seconds = self._clock()
+            tracked.since_seconds = at
             arrived = KVArrived(transfer_seconds=result.seconds, num_bytes=result.num_bytes)
             self._outbox.append((key, arrived))
 
@@ -380,8 +381,7 @@ class EngineLoop:
 
     def _hand_back_now(self, reason: LossReason) -> None:
         for key, tracked in tuple(self._tracked.items()):
-            state = tracked.state
-            if state.stage is Stage.WAITING and state.num_passes_here == 0:
+            if tracked.state.stage is Stage.WAITING and not tracked.state.num_passes_here:
                 self._lose(key, reason)
 
     def _drop_all_now(self, reason: LossReason) -> None:
