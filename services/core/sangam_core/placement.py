@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from sangam_core.ties import tie_break
 
@@ -82,12 +83,14 @@ class Demand:
         cost_tokens: its prefill (prompt + L).
         num_pages: pages for its KV; 0 for the strategy ``none``.
         needs_colocated: the strategy has no KV to move (``none``).
+        is_new: no worker has had anything of the request yet.
     """
 
     request_id: str
     cost_tokens: int
     num_pages: int
     needs_colocated: bool = False
+    is_new: bool = False
 
 
 def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> WorkerLoad | None:
@@ -102,31 +105,26 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
     worker that has pages.
     """
     active = [worker for worker in fleet.workers if not worker.is_draining]
-    all_colocated = [worker for worker in active if worker.role is Role.COLOCATED]
-    colocated = _with_pages(
-        all_colocated, demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0)
-    )
-    dedicated = [worker for worker in active if worker.role is Role.PREFILL]
+    all_colocated = _of_role(active, Role.COLOCATED)
+    dedicated = _of_role(active, Role.PREFILL)
+    pages_for_overflow = demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0)
     if demand.needs_colocated or not dedicated:
-        return _least_loaded(colocated, demand)
-    ready = _with_pages(dedicated, demand.num_pages)
-    best = _least_loaded(ready, demand)
+        return _least_loaded(_with_pages(all_colocated, pages_for_overflow), demand)
+    best = _least_loaded(_with_pages(dedicated, demand.num_pages), demand)
     if best is not None and best.outstanding_prefill_tokens < policy.theta_tokens:
         return best
     if not policy.is_overflow_allowed or not all_colocated:
         return best
-    return _least_loaded(
-        (w for w in colocated if w.outstanding_prefill_tokens < policy.theta_tokens), demand
-    )
+    colocated = _with_pages(all_colocated, pages_for_overflow)
+    theta = policy.theta_tokens
+    return _least_loaded([w for w in colocated if w.outstanding_prefill_tokens < theta], demand)
 
 
 def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
     """Choose the worker that decodes a prefilled block: most free pages that hold it."""
-    able = _with_pages(
-        (worker for worker in fleet.workers if worker.role.can_decode and not worker.is_draining),
-        demand.num_pages,
-    )
-    return _first(able, demand, lambda worker: -worker.free_pages)
+    able = _with_pages(fleet.workers, demand.num_pages)
+    decoding = [w for w in able if w.role.can_decode and not w.is_draining]
+    return _first(decoding, demand, lambda worker: -worker.free_pages)
 
 
 def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | None = None) -> bool:
@@ -148,22 +146,29 @@ def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | No
     )
 
 
+def _of_role(workers: Iterable[WorkerLoad], role: Role) -> list[WorkerLoad]:
+    return [worker for worker in workers if worker.role is role]
+
+
 def _with_pages(workers: Iterable[WorkerLoad], num_pages: int) -> list[WorkerLoad]:
     return [worker for worker in workers if worker.free_pages >= num_pages]
 
 
 def _least_loaded(workers: Iterable[WorkerLoad], demand: Demand) -> WorkerLoad | None:
-    return _first(workers, demand, lambda worker: worker.outstanding_prefill_tokens)
+    return _first(workers, demand, attrgetter("outstanding_prefill_tokens"))
 
 
 def _first(
-    workers: Iterable[WorkerLoad], demand: Demand, key: Callable[[WorkerLoad], int]
+    workers: Iterable[WorkerLoad], demand: Demand, key: Callable[[WorkerLoad], float]
 ) -> WorkerLoad | None:
-    return min(
-        workers,
-        key=lambda worker: (key(worker), tie_break(demand.request_id, worker.worker_id)),
-        default=None,
-    )
+    """The worker of the least key. Ids are hashed among the ties only: a fleet is large."""
+    able = list(workers)
+    keys = list(map(key, able))
+    least = min(keys, default=0)
+    ties = [worker for worker, value in zip(able, keys, strict=True) if value == least]
+    if len(ties) <= 1:
+        return ties[0] if ties else None
+    return min(ties, key=lambda worker: tie_break(demand.request_id, worker.worker_id))
 
 
 PrefillPlacement = Callable[[FleetLoad, Demand, PlacementPolicy], WorkerLoad | None]
