@@ -72,6 +72,7 @@ class CostModel:
 
     Attributes:
         shape: the model. system: the system's constants.
+        launch_seconds: host time to issue a pass kernel by kernel, hidden or not.
         host_seconds_per_request: router, HTTP and tokenising, in front of each block's prefill.
     """
 
@@ -101,7 +102,7 @@ class CostModel:
         self._head = head_product(shape, device, table.head[BF16])
         self._sampling = sampling_kernel(shape, device, table.sampling[constants.sampling])
         launch = table.launch[quantization]
-        self._launch_seconds = launch.layer_seconds * shape.num_layers * constants.launch_factor
+        self.launch_seconds = launch.layer_seconds * shape.num_layers * constants.launch_factor
         self._attention_share = launch.attention_share
         self._decodes_are_eager = constants.decode_launch == "eager"
         self._prefills_are_eager = constants.prefill_launch == "eager"
@@ -134,10 +135,6 @@ class CostModel:
         device = cost.products + cost.small + cost.head + cost.sampling
         return device + self._host(batch, device, 1 - self._attention_share)
 
-    def launch_seconds(self) -> float:
-        """Host time to issue a pass kernel by kernel, hidden or not."""
-        return self._launch_seconds
-
     def transfer(self, num_tokens: int) -> TransferCost:
         """Seconds of the KV of ``num_tokens`` tokens from one worker to another."""
         link, system = self._link, self.system
@@ -167,8 +164,8 @@ class CostModel:
         is_eager = self._prefills_are_eager if batch.num_prefills else self._decodes_are_eager
         waits = system.pass_seconds + system.sequence_seconds * batch.num_sequences
         waits += system.row_seconds * batch.rows
-        if is_eager and self._launch_seconds * launch_share > device:
-            waits += self._launch_seconds * launch_share - device
+        if is_eager and self.launch_seconds * launch_share > device:
+            waits += self.launch_seconds * launch_share - device
         return waits
 
 

@@ -6,6 +6,7 @@ Decides names and dimensions of LLaDA-8B, Dream-7B and the shipped small model, 
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from sangam_core.errors import ConfigurationError
 from sangam_worker.models.config import SMALL_MODEL, read_model_config, resolve_model
@@ -86,6 +87,7 @@ DREAM_7B = ModelShape("dream-7b", 28, 3584, 18944, 28, 4, 128, 152064)
 _SHAPES = {shape.name: shape for shape in (LLADA_8B, DREAM_7B)}
 
 
+@cache
 def shape_of(model: str) -> ModelShape:
     """The shape of ``llada-8b``, ``dream-7b``, ``small``, a model's folder, or a hub id.
 

@@ -5,10 +5,12 @@ that a table which lacks a section takes it from the shipped one. Which constant
 ``constants``' matter. Called by ``model`` (read) and by ``fit`` (write).
 """
 
+import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -61,8 +63,9 @@ class Section(Generic[T]):
             return self.entries[entry]
         except KeyError:
             known = ", ".join(self.entries)
+            hint = " (sangam loadtest fit adds one)" if self.name == "gpus" else ""
             raise ConfigurationError(
-                f"{self.source}: there is no [{self.name}.{entry}]; known: {known}"
+                f"{self.source}: there is no [{self.name}.{entry}]; known: {known}{hint}"
             ) from None
 
 
@@ -110,7 +113,14 @@ def read_table(path: Path | None = None) -> Table:
 
 
 def _complete(read: dict[str, Section[Any]], fallback: dict[str, Section[Any]]) -> dict[str, Any]:
-    return {name: read.get(name) or fallback[name] for name in [*KINDS, BACKENDS]}
+    sections = {}
+    for name in [*KINDS, BACKENDS]:
+        given, shipped = read.get(name), fallback.get(name)
+        if given is None or shipped is None:
+            sections[name] = given or shipped
+        else:
+            sections[name] = replace(given, entries={**shipped.entries, **given.entries})
+    return sections
 
 
 def _read(source: str) -> dict[str, Section[Any]]:
@@ -202,17 +212,16 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A table to be written: ``[section.name]``, its constants, and where they come from.
+    """What is to be written of a table: ``[section.name]``, and where its values come from.
 
     Attributes:
-        source: of all its values; ``sources`` names those of single ones.
+        sources: by constant; all of them where the constants are a backend's name.
     """
 
     section: str
     name: str
     constants: Any
-    source: str
-    sources: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_table(path: Path, heading: str, entries: Iterable[Entry]) -> None:
@@ -220,16 +229,28 @@ def write_table(path: Path, heading: str, entries: Iterable[Entry]) -> None:
 
     Args:
         heading: comment at the top, one or several lines.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
     """
-    lines = [f"# {line}" for line in heading.splitlines()]
+    lines = [f"# {line}".rstrip() for line in heading.splitlines()]
+    backends = []
     for entry in entries:
-        lines += ["", f"[{entry.section}.{entry.name}]"]
+        if entry.section == BACKENDS:
+            backends.append(f"{_key(entry.name)} = {_quoted(entry.constants)}")
+            continue
+        lines += ["", f"[{entry.section}.{_key(entry.name)}]"]
         for item in fields(entry.constants):
-            value = getattr(entry.constants, item.name)
-            source = entry.sources.get(item.name, entry.source)
-            lines.append(f"{item.name} = {{ {_spelled(item, value)}, source = {_quoted(source)} }}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            value = _spelled(item, getattr(entry.constants, item.name))
+            source = _quoted(entry.sources[item.name])
+            lines.append(f"{item.name} = {{ {value}, source = {source} }}")
+    if backends:
+        lines += ["", f"[{BACKENDS}]", *backends]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from error
     read_table.cache_clear()
 
 
@@ -239,5 +260,10 @@ def _spelled(item: Field[Any], value: float | str) -> str:
     return f"value = {value:.5g}, unit = {_quoted(item.metadata['unit'])}"
 
 
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
 def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+    """A string of TOML: JSON's escapes are its own."""
+    return json.dumps(text)
