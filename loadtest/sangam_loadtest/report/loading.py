@@ -6,8 +6,10 @@ the trace and the rate. Files are read in pieces, and only numbers are kept: 200
 requests are 800,000 lines. Called by the ``report`` command and by whoever reproduces figures.
 """
 
+import gc
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path, PurePath
@@ -99,7 +101,7 @@ def read_numbers(path: Path) -> RequestNumbers:
     pieces: list[RequestNumbers] = []
     first_line = 1
     try:
-        with path.open("rb") as file:
+        with path.open("rb") as file, _no_collection():
             while lines := list(islice(file, _PIECE_LINES)):
                 pieces.append(_read_piece(lines, path, first_line))
                 first_line += len(lines)
@@ -108,17 +110,32 @@ def read_numbers(path: Path) -> RequestNumbers:
     return _joined(pieces)
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collection: records have no cycles, and looking for some is a third of it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _read_piece(lines: Sequence[bytes], path: Path, first_line: int) -> RequestNumbers:
     """Parses all lines at once, and one by one only to find which is wrong."""
     told = [line for line in lines if not line.isspace()]
     try:
-        return numbers_of(_records_in(b"[" + b",".join(told) + b"]"))
+        entries = json.loads(b"[" + b",".join(told) + b"]")
+        if len(entries) != len(told):
+            raise ValueError("a line is not one record")
+        return numbers_of(_checked(entries))
     except (ValueError, TypeError, AttributeError):
         for number, line in enumerate(lines, start=first_line):
             if line.isspace():
                 continue
             try:
-                numbers_of(_records_in(b"[" + line + b"]"))
+                numbers_of(_checked([json.loads(line)]))
             except (ValueError, TypeError, AttributeError) as error:
                 raise RecordsError(
                     f"{path}, line {number}: not a request's record: {error} "
@@ -127,8 +144,7 @@ def _read_piece(lines: Sequence[bytes], path: Path, first_line: int) -> RequestN
         raise
 
 
-def _records_in(text: bytes) -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = json.loads(text)
+def _checked(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for entry in entries:
         if "scheduled_seconds" not in entry or "output_tokens" not in entry:
             raise ValueError("scheduled_seconds or output_tokens is missing")

@@ -27,7 +27,7 @@ GREY = "#6b7280"
 MARKERS = ("o", "s", "D", "v", "P", "X", "<", ">", "h", "p")  # "^" marks what is off the axis
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)), (0, (8, 2, 2, 2)))
 PAGE_INCHES = 11.0
-_ENTRY_INCHES, _LETTER_INCHES = 0.7, 0.072  # of a legend at 9 pt
+_ENTRY_INCHES, _LETTER_INCHES = 0.72, 0.074  # of a legend at 9 pt
 _RC: Any = {
     "font.size": 9.5,
     "axes.titlesize": 10,
@@ -124,21 +124,30 @@ def panels(
     return figure, [list(row) for row in axes]
 
 
-def legend_below(figure: Figure, handles: Sequence[Any], max_columns: int = 8) -> None:
-    """A legend under all panels, where it covers nothing."""
+def legend_below(figure: Figure, handles: Sequence[Any]) -> None:
+    """A legend under all panels, where it covers nothing, in as few rows as fit."""
     widths = [_ENTRY_INCHES + _LETTER_INCHES * len(str(handle.get_label())) for handle in handles]
-    columns = min(max_columns, len(handles))
-    while columns > 1 and _legend_inches(widths, columns) > figure.get_figwidth():
-        columns -= 1
+    num_rows = 1
+    while num_rows < len(widths) and _legend_inches(widths, num_rows) > figure.get_figwidth():
+        num_rows += 1
     figure.legend(
-        handles=list(handles), loc="outside lower center", ncols=columns, handlelength=2.6
+        handles=list(handles),
+        loc="outside lower center",
+        ncols=-(-len(widths) // num_rows),
+        handlelength=2.6,
     )
 
 
-def _legend_inches(widths: Sequence[float], num_columns: int) -> float:
-    """Width of a legend, whose columns are as wide as their widest entry."""
-    num_rows = -(-len(widths) // num_columns)
-    return sum(max(widths[n : n + num_rows]) for n in range(0, len(widths), num_rows))
+def _legend_inches(widths: Sequence[float], num_rows: int) -> float:
+    """Width of a legend, whose columns fill one after the other, the first ones one entry more."""
+    num_columns = -(-len(widths) // num_rows)
+    few, num_longer = divmod(len(widths), num_columns)
+    total, start = 0.0, 0
+    for column in range(num_columns):
+        end = start + few + (column < num_longer)
+        total += max(widths[start:end])
+        start = end
+    return total
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -95,7 +95,7 @@ def latency_breakdown(runs: Sequence[Run], path: Path, *, rates: Sequence[float]
             row[1].tick_params(labelleft=False)
             row[0].set_title(f"{pair}, {rate_told(of_pair[0].label.rate)}", loc="left")
         used = [name for name in (*PARTS, REST) if _is_used(name, found)]
-        legend_below(figure, [_patch(name) for name in used], max_columns=7)
+        legend_below(figure, [_patch(name) for name in used])
         save(figure, path)
     notes = pooling_notes(timed) + notes
     if is_any_cut:

@@ -72,7 +72,7 @@ def iterations_against_output(runs: Sequence[Run], path: Path) -> Drawn:
         path,
         "Iterations against output length",
         "Iterations (passes whose commits counted, prefills included) of a request against the "
-        "tokens of its output.",
+        "tokens of its output. Axes end at the 99.8th percentiles.",
         f"Density of iterations against output tokens with the binned median, for "
         f"{listed(list(facets))}. The table below has the bins.",
         _table(bins),

@@ -91,7 +91,7 @@ def decode_time_against_batch(passes: Sequence[Passes], path: Path) -> Drawn:
             axes.set_ylim(bottom=0)
             axes.set_xlabel("decode blocks in the iteration")
             axes.set_ylabel("iteration time (ms)")
-        legend_below(figure, [looks[name].handle(name) for name in looks], 3)
+        legend_below(figure, [looks[name].handle(name) for name in looks])
         save(figure, path)
     is_any_summed = any(p.num_passes > 1 for curve in curves for p in curve.points)
     return Drawn(

@@ -64,7 +64,7 @@ def tau_sweep(runs: Sequence[Run], path: Path) -> Drawn:
             row[0].set_title(sweep_name(sweep), loc="left")
         is_any_saturated = any(run.saturation for run in swept)
         handles = [looks[tau].handle(tau_name(tau)) for tau in taus]
-        legend_below(figure, handles + mark_handles(is_any_saturated, is_any_beyond), 8)
+        legend_below(figure, handles + mark_handles(is_any_saturated, is_any_beyond))
         save(figure, path)
     names = "; ".join(sweep_name(sweep) for sweep in sweeps)
     return Drawn(
