@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sangam_core.ties import tie_break
+from sangam_core.ties import tie_break, tie_breaker
 
 IDS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20)
 
@@ -21,6 +21,11 @@ def test_a_tie_break_is_a_64_bit_number_that_never_changes(request: str, worker:
 @given(IDS, IDS, IDS, IDS)
 def test_other_ids_give_another_number(a: str, b: str, c: str, d: str) -> None:
     assert ((a, b) == (c, d)) == (tie_break(a, b) == tie_break(c, d))
+
+
+@given(IDS, IDS)
+def test_many_ties_of_one_request_break_as_single_ones_do(request: str, worker: str) -> None:
+    assert int.from_bytes(tie_breaker(request)(worker), "big") == tie_break(request, worker)
 
 
 def test_another_process_gives_the_same_number() -> None:

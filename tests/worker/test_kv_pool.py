@@ -70,6 +70,17 @@ def test_freeing_a_free_page_is_a_bug_that_shows() -> None:
         allocator.free(pages)
 
 
+@pytest.mark.parametrize("wrong", [(0, 0), (0, 3), (0, 4), (-1,)])
+def test_pages_given_back_wrongly_are_refused_as_a_whole(wrong: tuple[int, ...]) -> None:
+    allocator = PageAllocator(4)
+    assert allocator.allocate(2) == (0, 1)
+    with pytest.raises(ValueError, match="free already"):
+        allocator.free(wrong)
+    assert allocator.num_free == 2
+    allocator.free((1, 0))
+    assert allocator.allocate(2) == (0, 1)
+
+
 def test_a_pool_has_at_least_one_page() -> None:
     with pytest.raises(ValueError, match="total_pages"):
         PageAllocator(0)

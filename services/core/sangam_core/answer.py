@@ -41,11 +41,9 @@ def completion(
     An answer ends at an EOS that has no mask before it, mid-block too (design section 3, *EOS*).
     ``eos_ids`` is empty when EOS is ignored.
     """
-    masked = False
-    for position in block:
-        if ids[position] == mask_id:
-            masked = True
-            break
-        if ids[position] in eos_ids:
-            return Completion.ANSWER
-    return Completion.NOTHING if masked else Completion.BLOCK
+    tokens = ids[block.start : block.stop]
+    is_masked = mask_id in tokens
+    settled = tokens[: tokens.index(mask_id)] if is_masked else tokens
+    if not frozenset(eos_ids).isdisjoint(settled):
+        return Completion.ANSWER
+    return Completion.NOTHING if is_masked else Completion.BLOCK

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
-from sangam_core.ties import tie_break
+from sangam_core.ties import tie_breaker
 
 
 class Role(StrEnum):
@@ -168,7 +168,8 @@ def _first(
     ties = [worker for worker, value in zip(able, keys, strict=True) if value == least]
     if len(ties) <= 1:
         return ties[0] if ties else None
-    return min(ties, key=lambda worker: tie_break(demand.request_id, worker.worker_id))
+    break_tie = tie_breaker(demand.request_id)
+    return min(ties, key=lambda worker: break_tie(worker.worker_id))
 
 
 PrefillPlacement = Callable[[FleetLoad, Demand, PlacementPolicy], WorkerLoad | None]

@@ -4,10 +4,28 @@ So that replicas of the router, which see the same loads at the same moment, do 
 one worker, and the same question always gets the same answer.
 """
 
+from collections.abc import Callable
 from hashlib import blake2b
+
+_NUM_BYTES = 8
 
 
 def tie_break(*ids: str) -> int:
     """A 64-bit number that depends on the ids and nothing else (no PYTHONHASHSEED)."""
-    digest = blake2b("\x00".join(ids).encode(), digest_size=8).digest()
+    digest = blake2b("\x00".join(ids).encode(), digest_size=_NUM_BYTES).digest()
     return int.from_bytes(digest, "big")
+
+
+def tie_breaker(request_id: str) -> Callable[[str], bytes]:
+    """``tie_break(request_id, ...)`` for many other ids: the number's bytes, big end first.
+
+    Hashes what they share once; a large idle fleet ties as a whole.
+    """
+    shared = blake2b(f"{request_id}\x00".encode(), digest_size=_NUM_BYTES)
+
+    def break_tie(other: str) -> bytes:
+        own = shared.copy()
+        own.update(other.encode())
+        return own.digest()
+
+    return break_tie

@@ -30,6 +30,10 @@ class BlockKey(WireModel):
     def __str__(self) -> str:
         return f"{self.request_id}/{self.block}/{self.attempt}"
 
+    def __hash__(self) -> int:
+        # Schedulers look blocks up several times a pass; pydantic's hash takes a microsecond.
+        return hash((self.request_id, self.block, self.attempt))
+
 
 class WireGeometry(WireModel):
     """``Geometry`` on the wire."""

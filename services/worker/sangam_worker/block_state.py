@@ -33,7 +33,13 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class BlockState:
-    """A block's state between passes. ``ids`` is the whole sequence."""
+    """A block's state between passes.
+
+    Attributes:
+        ids: the whole sequence.
+        block: absolute positions of the current block.
+        order: position in every queue: request arrival, then id.
+    """
 
     key: BlockKey
     arrival_seconds: float
@@ -51,17 +57,15 @@ class BlockState:
     is_cancelled: bool = False
     num_passes_here: int = 0
     eos_ids: frozenset[int] = field(default=frozenset())
+    block: range = field(init=False)
+    order: tuple[float, str, int, int] = field(init=False)
+    _rows: Rows | None = field(init=False, default=None)
+    _rows_step: int = field(init=False, default=-1)
 
-    @property
-    def order(self) -> tuple[float, str, int, int]:
-        """Position in every queue: request arrival, then id."""
+    def __post_init__(self) -> None:
         key = self.key
-        return (self.arrival_seconds, key.request_id, key.block, key.attempt)
-
-    @property
-    def block(self) -> range:
-        """Absolute positions of the current block."""
-        return self.geometry.block_range(self.key.block)
+        self.block = self.geometry.block_range(key.block)
+        self.order = (self.arrival_seconds, key.request_id, key.block, key.attempt)
 
     @property
     def num_pages(self) -> int:
@@ -75,7 +79,11 @@ class BlockState:
 
     def next_rows(self) -> Rows:
         """Rows of the next pass (a repeated prefill is pass 0 again)."""
-        return self.strategy.rows(self.geometry, self.key.block, 0 if self.is_repeat else self.step)
+        step = 0 if self.is_repeat else self.step
+        if self._rows is None or self._rows_step != step:
+            self._rows = self.strategy.rows(self.geometry, self.key.block, step)
+            self._rows_step = step
+        return self._rows
 
     def overlay(self, commits: tuple[Commit, ...]) -> None:
         """Write committed tokens into the sequence."""

@@ -14,7 +14,7 @@ class PageAllocator:
             raise ValueError(f"total_pages must be >= 1, not {total_pages}")
         self.total_pages = total_pages
         self._free = list(range(total_pages - 1, -1, -1))
-        self._is_free = [True] * total_pages
+        self._held: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -23,17 +23,19 @@ class PageAllocator:
 
     def allocate(self, num_pages: int) -> tuple[int, ...] | None:
         """Take pages, or ``None`` (nothing taken) when too few are free."""
-        if num_pages > len(self._free):
+        num_left = len(self._free) - num_pages
+        if num_left < 0:
             return None
-        pages = tuple(self._free.pop() for _ in range(num_pages))
-        for page in pages:
-            self._is_free[page] = False
+        pages = tuple(reversed(self._free[num_left:]))
+        del self._free[num_left:]
+        self._held.update(pages)
         return pages
 
     def free(self, pages: Sequence[int]) -> None:
-        """Give pages back. Giving back a free page is a bug, and raises ``ValueError``."""
-        for page in pages:
-            if self._is_free[page]:
-                raise ValueError(f"page {page} is free already")
-            self._is_free[page] = True
-            self._free.append(page)
+        """Give pages back. Giving back one that nobody holds is a bug: ``ValueError``, and
+        nothing has changed."""
+        given_back = set(pages)
+        if len(given_back) < len(pages) or not given_back <= self._held:
+            raise ValueError(f"not every page of {tuple(pages)} is held: some are free already")
+        self._held -= given_back
+        self._free += pages

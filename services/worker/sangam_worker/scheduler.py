@@ -6,6 +6,7 @@ the simulator call it: ``next_plan`` and ``apply`` in turn, the rest in between.
 """
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sangam_core.admission import Candidate, admit, iteration_budget
@@ -203,6 +204,8 @@ class Scheduler:
 
     def _unpark(self) -> None:
         """Let transferred decodes join, in request arrival order."""
+        if not self._parked:
+            return
         decode_tokens = sum(len(state.next_rows().fed) for state in self._decodes)
         limit = self.transferred_decode_share * self.tau_tokens
         while self._parked:
@@ -249,19 +252,20 @@ class Scheduler:
 
     def _pass(self, state: BlockState) -> Pass:
         rows = state.next_rows()
-        ids = state.ids
+        ids, block = state.ids, state.block
         counts = not state.is_repeat
+        tokens = enumerate(ids[block.start : block.stop], block.start) if counts else ()
         return Pass(
             key=state.key,
             positions=rows.fed,
-            tokens=[ids[position] for position in rows.fed],
+            tokens=_tokens_at(ids, rows.fed),
             sees=len(rows.sees),
             total_tokens=len(ids),
             pages=state.pages,
-            block=state.block,
+            block=block,
             block_index=state.key.block,
             step=state.step if counts else 0,
-            masked=tuple(p for p in state.block if ids[p] == self.mask_id) if counts else (),
+            masked=tuple([position for position, token in tokens if token == self.mask_id]),
             initial_masks=state.initial_masks,
             carry=state.carry,
             decoding=state.decoding,
@@ -339,3 +343,9 @@ class Scheduler:
 
 def _order(state: BlockState) -> tuple[float, str, int, int]:
     return state.order
+
+
+def _tokens_at(ids: list[int], positions: Sequence[int]) -> list[int]:
+    if isinstance(positions, range) and positions.step == 1:
+        return ids[positions.start : positions.stop]
+    return [ids[position] for position in positions]
