@@ -22,7 +22,8 @@ from sangam_loadtest.costs.measurements import (
     read_products,
 )
 from sangam_loadtest.costs.operators import FP8
-from sangam_loadtest.costs.table import BACKENDS, Entry, read_table, write_table
+from sangam_loadtest.costs.table import BACKENDS, read_table
+from sangam_loadtest.costs.table_file import Entry, write_table
 from sangam_router.command_errors import errors_told
 
 _NUM_FOLDS = 4

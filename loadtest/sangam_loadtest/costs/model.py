@@ -23,9 +23,6 @@ from sangam_loadtest.costs.operators import (
 from sangam_loadtest.costs.shapes import ModelShape, shape_of
 from sangam_loadtest.costs.table import Table, read_table
 
-SYSTEMS = ("sangam", "paper", "fast-dllm")
-"""Systems of the shipped table; the last is the baseline at batch 1."""
-
 
 @dataclass(frozen=True, slots=True)
 class PassCost:

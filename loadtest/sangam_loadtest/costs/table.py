@@ -1,16 +1,14 @@
-"""Reads and writes tables of constants: TOML, every value with its unit and its source.
+"""Reads tables of constants: TOML, every value with its unit and its source.
 
 Decides the sections, that each value is there, is a number within its bounds and in its unit, and
-that a table which lacks a section takes it from the shipped one. Which constants a section has is
-``constants``' matter. Called by ``model`` (read) and by ``fit`` (write).
+that what a table lacks is taken from the shipped one, entry by entry. Which constants a section
+has ``constants`` says, ``table_file`` writes them. Called by ``model``, ``capacity`` and ``fit``.
 """
 
-import json
 import math
-import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -98,18 +96,35 @@ class Table:
         return replace(self, **changed)
 
 
-@cache
 def read_table(path: Path | None = None) -> Table:
-    """The shipped table, or the one at ``path`` with the shipped sections where it has none.
+    """The shipped table, or with the entries at ``path`` in the place of those of their names.
 
     Raises:
         ConfigurationError: the file cannot be read, or a value is absent, unknown, of another
             unit or out of bounds; the text names file, line and field.
     """
-    shipped = _read(str(files("sangam_loadtest.costs") / SHIPPED))
     if path is None:
-        return Table(source=SHIPPED, **_complete(shipped, {}))
-    return Table(source=str(path), **_complete(_read(str(path)), shipped))
+        return _shipped_table()
+    return _checked(Table(source=str(path), **_complete(_read(str(path)), _shipped())))
+
+
+@cache
+def _shipped() -> dict[str, Section[Any]]:
+    return _read(str(files("sangam_loadtest.costs") / SHIPPED))
+
+
+@cache
+def _shipped_table() -> Table:
+    return _checked(Table(source=SHIPPED, **_complete(_shipped(), {})))
+
+
+def _checked(table: Table) -> Table:
+    for model, backend in table.backends.entries.items():
+        if backend not in table.attention.entries:
+            known = ", ".join(table.attention.entries)
+            problem = f"names {backend!r}, but there is no [attention.{backend}]; known: {known}"
+            raise ConfigurationError(f"{table.source}: {BACKENDS}.{model} {problem}")
+    return table
 
 
 def _complete(read: dict[str, Section[Any]], fallback: dict[str, Section[Any]]) -> dict[str, Any]:
@@ -208,62 +223,3 @@ class _Reader:
             elif table == ".".join(where[:-1]) and text.split("=")[0].strip(' "') == where[-1]:
                 return number
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is to be written of a table: ``[section.name]``, and where its values come from.
-
-    Attributes:
-        sources: by constant; all of them where the constants are a backend's name.
-    """
-
-    section: str
-    name: str
-    constants: Any
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-def write_table(path: Path, heading: str, entries: Iterable[Entry]) -> None:
-    """Write a table that ``read_table`` reads.
-
-    Args:
-        heading: comment at the top, one or several lines.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
-    lines = [f"# {line}".rstrip() for line in heading.splitlines()]
-    backends = []
-    for entry in entries:
-        if entry.section == BACKENDS:
-            backends.append(f"{_key(entry.name)} = {_quoted(entry.constants)}")
-            continue
-        lines += ["", f"[{entry.section}.{_key(entry.name)}]"]
-        for item in fields(entry.constants):
-            value = _spelled(item, getattr(entry.constants, item.name))
-            source = _quoted(entry.sources[item.name])
-            lines.append(f"{item.name} = {{ {value}, source = {source} }}")
-    if backends:
-        lines += ["", f"[{BACKENDS}]", *backends]
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from error
-    read_table.cache_clear()
-
-
-def _spelled(item: Field[Any], value: float | str) -> str:
-    if isinstance(value, str):
-        return f"value = {_quoted(value)}"
-    return f"value = {value:.5g}, unit = {_quoted(item.metadata['unit'])}"
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
-
-
-def _quoted(text: str) -> str:
-    """A string of TOML: JSON's escapes are its own."""
-    return json.dumps(text)
