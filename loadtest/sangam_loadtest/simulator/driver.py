@@ -7,7 +7,7 @@ block runs is placement's decision, when the scheduler's, how long the cost mode
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -128,7 +128,8 @@ class SimulatedDriver:
 
     def _ask_prefill(self, run: SimulatedRequest) -> None:
         run.since_seconds = self._clock.now
-        self.fleet.ask_prefill(run.request.order, run.demand, partial(self._prefill_placed, run))
+        demand = run.demand if run.request.block else replace(run.demand, is_new=True)
+        self.fleet.ask_prefill(run.request.order, demand, partial(self._prefill_placed, run))
 
     def _prefill_placed(self, run: SimulatedRequest, worker: int) -> None:
         request = run.request
@@ -183,8 +184,7 @@ class SimulatedDriver:
         self._clock.after(self._costs.host_seconds_per_request, partial(self._start_transfer, run))
 
     def _start_transfer(self, run: SimulatedRequest) -> None:
-        """Pages are taken, then the KV moves: one transfer at a time from a sender and to a
-        receiver, so a busy link makes the next one wait."""
+        """Pages are taken, then the KV moves, behind what the links on both sides are busy with."""
         assert run.state is not None
         assert run.future is not None
         now = self._clock.now
@@ -196,16 +196,13 @@ class SimulatedDriver:
         run.state = state
         receiver.reserve(state, run.future)
         cost = self._costs.transfer(run.request.geometry.total_tokens)
-        begins = max(
-            now,
-            self._sends_from.get(sender.number, 0.0),
-            self._receives_from.get(receiver.number, 0.0),
-        )
-        ends = begins + cost.latency_seconds
-        self._sends_from[sender.number] = self._receives_from[receiver.number] = ends
+        # Each side's link works off its own queue; neither idles because the other is busy.
+        sent = max(now, self._sends_from.get(sender.number, 0.0)) + cost.latency_seconds
+        received = max(now, self._receives_from.get(receiver.number, 0.0)) + cost.latency_seconds
+        self._sends_from[sender.number], self._receives_from[receiver.number] = sent, received
         sender.take_time(cost.sender_busy_seconds)
         receiver.take_time(cost.receiver_busy_seconds)
-        self._clock.at(ends, partial(self._kv_arrived, run))
+        self._clock.at(max(sent, received), partial(self._kv_arrived, run))
 
     def _kv_arrived(self, run: SimulatedRequest) -> None:
         assert run.key is not None
