@@ -14,7 +14,7 @@ from tests.router.stub_worker import EOS, StubWorker, say
 from sangam_core.decoding import Decoding, EosRule
 from sangam_core.errors import DeadlineExceeded, Overloaded, Unavailable
 from sangam_core.placement import Role
-from sangam_core.wire import BlockStart
+from sangam_core.wire import BlockKey, BlockStart
 from sangam_router.driver import Driver
 from sangam_router.job import Delta
 
@@ -228,6 +228,21 @@ async def test_the_senders_pages_are_free_once_the_kv_has_left() -> None:
         assert places.seats["d"].load().free_pages < 100
         go_on.set()
         await run
+
+
+async def test_the_next_block_does_not_wait_for_the_sender_s_last_word() -> None:
+    prefill, decode = prefill_and_decode()
+
+    async def never(key: BlockKey) -> None:
+        await asyncio.Event().wait()
+
+    prefill.before_kv_sent = never
+    client = Client()
+    async with cluster(prefill, decode, limits={"settle_seconds": 60.0}) as (driven, places):
+        async with asyncio.timeout(5):
+            await driven.run(job(max_tokens=96), client.emit)
+        assert places.is_empty
+    assert client.text == LONG
 
 
 async def test_a_refused_decode_goes_to_another_worker_without_a_new_prefill() -> None:

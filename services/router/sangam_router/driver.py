@@ -221,7 +221,8 @@ class Driver:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch_sender(run, sender, stream))
                 event = await self._decode_elsewhere(run, sender)
-                await asyncio.wait({watch}, timeout=self._limits.settle_seconds)
+                # The KV has moved. The sender says so only between two of its iterations, and the
+                # next block need not wait for one.
                 watch.cancel()
         except BaseExceptionGroup as group:
             # Not `except*`: before Python 3.11.4 it wraps what is raised in it into a group again.

@@ -133,8 +133,8 @@ class RouterSettings(ServiceSettings):
     silence_seconds: Seconds = 15.0
     """A worker's stream without a line (pings count) for this long is taken for broken."""
     settle_seconds: Seconds = 2.0
-    """How long the last line of a finished block, and the end of its transfer, are waited for:
-    every token is there, so the answer must not hang on them."""
+    """How long the last line of a finished block is waited for: every token is there, so the answer
+    must not hang on it."""
     redis_grace_seconds: Annotated[float, Field(ge=0)] = 300.0
     """How long the router calls itself ready without Redis (requests wait, then get 503), so that
     a Redis restart takes no router out of its load balancer."""
