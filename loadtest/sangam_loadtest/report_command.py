@@ -62,7 +62,9 @@ def report_command(
         report = write_report(
             load_runs(files),
             output,
-            passes=load_passes(passes if passes else passes_beside(files)),
+            passes=(
+                load_passes(passes) if passes else load_passes(passes_beside(files), is_pooled=True)
+            ),
             title=title,
             rates=rate or (),
             image_format=image_format,

@@ -158,7 +158,7 @@ def pooling_notes(runs: Sequence[Run]) -> tuple[str, ...]:
     num_repeats = len(runs) - len({run.label for run in runs})
     if not num_repeats:
         return ()
-    return (f"{num_repeats} runs have the label of another one: their requests are pooled.",)
+    return (f"Runs with the label of another one, pooled with it: {num_repeats}.",)
 
 
 def at_one_rate(

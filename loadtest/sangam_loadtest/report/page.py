@@ -82,7 +82,7 @@ def _told(runs: Sequence[Run]) -> str:
     kinds = [run.label.kind or "of unknown kind" for run in runs]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     num_requests = sum(run.records.num_counted for run in runs)
-    return f"{len(runs)} runs ({counts}), {num_requests:,} requests. Times are in seconds."
+    return f"Runs: {counts}; requests: {num_requests:,}. Times are in seconds."
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
@@ -92,16 +92,14 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
     cut = [run.source for run in runs if run.summary.get("is_interrupted")]
     failed = [run.source for run in runs if run.records.num_answered < run.records.num_counted]
     told = [
-        ("have no summary beside them, so they go by their files' names", alone),
-        ("have no label (--label), so they go by their files' names", unlabelled),
-        ("were interrupted", cut),
-        ("have failed requests, whose latency is not counted", failed),
+        ("Without a summary beside them, so named after their files", alone),
+        ("Without a label (--label), so named after their files", unlabelled),
+        ("Interrupted", cut),
+        ("With failed requests, whose latency is not counted", failed),
     ]
-    return [f"{_some(sources)} {what}." for what, sources in told if sources]
+    return [f"{what}: {_some(sources)}." for what, sources in told if sources]
 
 
-def _some(sources: Sequence[str], limit: int = 3) -> str:
-    named = ", ".join(sources[:limit])
+def _some(sources: Sequence[str], limit: int = 4) -> str:
     more = len(sources) - limit
-    start = "This run" if len(sources) == 1 else f"These {len(sources)} runs"
-    return f"{start} ({named}{f' and {more} more' if more > 0 else ''})"
+    return ", ".join(sources[:limit]) + (f" and {more} more" if more > 0 else "")

@@ -35,23 +35,26 @@ class Passes:
     seconds: Floats
 
 
-def load_passes(paths: Iterable[Path]) -> list[Passes]:
-    """The decode-only passes of files, by model and engine.
+def load_passes(paths: Iterable[Path], *, is_pooled: bool = False) -> list[Passes]:
+    """The decode-only passes of files, by model, engine and file.
+
+    Args:
+        is_pooled: files of one engine on one model are one, as those of many runs are.
 
     Raises:
         ReportError: a file cannot be read, lacks a column, or a cell is no number.
     """
-    found: dict[tuple[str, str, Path], list[tuple[float, float, float]]] = {}
+    found: dict[tuple[str, str, Path | None], list[tuple[float, float, float]]] = {}
     for path in dict.fromkeys(paths):
         for model, name, numbers in _read(path):
-            found.setdefault((model, name, path), []).append(numbers)
+            found.setdefault((model, name, None if is_pooled else path), []).append(numbers)
     names = [(model, name) for model, name, _ in found]
     passes = []
-    for (model, name, path), rows in found.items():
+    for (model, name, file), rows in found.items():
         blocks, context, seconds = np.array(rows, dtype=np.float64).T
-        file = path.name.removesuffix(".csv").removesuffix(".passes")
-        told = f"{name} ({file})" if names.count((model, name)) > 1 else name
-        passes.append(Passes(model, told, blocks, context, seconds))
+        if file is not None and names.count((model, name)) > 1:
+            name += f" ({file.name.removesuffix('.csv').removesuffix('.passes')})"
+        passes.append(Passes(model, name, blocks, context, seconds))
     return passes
 
 

@@ -1,14 +1,15 @@
 """Time of a decode iteration against its batch, a panel a model, a line an engine and context.
 
-Decides when contexts get a line each (a benchmark has a few) and when passes are summed up by batch
-(a run has many).
+Decides when contexts get a line each (a benchmark has a few, each with several batches) and when
+passes are summed up by batch alone (in a run the context varies with the batch).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from sangam_loadtest.report.drawn import Cell, Drawn, NothingToDraw, Table, listed
 from sangam_loadtest.report.grouping import natural, shown
@@ -40,22 +41,21 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line: an engine's passes over one context, or over all (None)."""
+    """A line: an engine's passes over contexts of one length, or of any.
+
+    Attributes:
+        context: its length in words.
+    """
 
     model: str
     engine: str
-    context_tokens: int | None
+    context: str
     points: tuple[Point, ...]
-
-    @property
-    def context(self) -> str:
-        """The context in words."""
-        return "any" if self.context_tokens is None else f"{self.context_tokens:,}"
 
     @property
     def name(self) -> str:
         """As the legend has it."""
-        return f"{self.engine}, {self.context} keys a block"
+        return f"{self.engine}, {self.context}"
 
 
 def decode_time_against_batch(passes: Sequence[Passes], path: Path) -> Drawn:
@@ -79,18 +79,8 @@ def decode_time_against_batch(passes: Sequence[Passes], path: Path) -> Drawn:
         for axes in cells[len(models) :]:
             axes.set_axis_off()
         for axes, model in zip(cells, models, strict=False):
-            for curve in curves:
-                if curve.model == model:
-                    blocks = [p.decode_blocks for p in curve.points]
-                    low, median, high = np.array([p.seconds for p in curve.points]).T * 1000
-                    look = looks[curve.name]
-                    axes.fill_between(blocks, low, high, color=look.color, alpha=0.18, linewidth=0)
-                    axes.plot(blocks, median, **look.line())
+            _draw(axes, [curve for curve in curves if curve.model == model], looks)
             axes.set_title(model, loc="left")
-            axes.set_xlim(left=0)
-            axes.set_ylim(bottom=0)
-            axes.set_xlabel("decode blocks in the iteration")
-            axes.set_ylabel("iteration time (ms)")
         legend_below(figure, [looks[name].handle(name) for name in looks])
         save(figure, path)
     is_any_summed = any(p.num_passes > 1 for curve in curves for p in curve.points)
@@ -105,16 +95,33 @@ def decode_time_against_batch(passes: Sequence[Passes], path: Path) -> Drawn:
     )
 
 
+def _draw(axes: Axes, curves: Sequence[Curve], looks: Mapping[str, Look]) -> None:
+    right = top = 0.0
+    for curve in curves:
+        blocks = [point.decode_blocks for point in curve.points]
+        low, median, high = np.array([point.seconds for point in curve.points]).T * 1000
+        look = looks[curve.name]
+        axes.fill_between(blocks, low, high, color=look.color, alpha=0.18, linewidth=0)
+        axes.plot(blocks, median, **look.line())
+        right, top = max(right, blocks[-1]), max(top, float(high.max()))
+    axes.set_xlim(0, right * 1.04)
+    axes.set_ylim(0, top * 1.06)
+    axes.set_xlabel("decode blocks in the iteration")
+    axes.set_ylabel("iteration time (ms)")
+
+
 def _curves_of(passes: Passes) -> Iterator[Curve]:
     model = shown(passes.model) or passes.model
     contexts = np.unique(passes.context_tokens)
-    if len(contexts) > _MAX_CONTEXTS:
-        yield Curve(model, passes.name, None, _points(passes, passes.context_tokens >= 0))
+    lines = [(n, _points(passes, passes.context_tokens == n)) for n in contexts[:_MAX_CONTEXTS]]
+    if len(contexts) == len(lines) and any(len(points) > 1 for _, points in lines):
+        for context, points in lines:
+            yield Curve(model, passes.name, f"{int(context):,} keys a block", points)
         return
-    for context in contexts:
-        points = _points(passes, passes.context_tokens == context)
-        if len(points) > 1 or len(contexts) == 1:
-            yield Curve(model, passes.name, int(context), points)
+    low, high = int(contexts[0]), int(contexts[-1])
+    told = f"{low:,} to {high:,}" if high > low else f"{low:,}"
+    everything = np.ones_like(passes.context_tokens, dtype=np.bool_)
+    yield Curve(model, passes.name, f"{told} keys a block", _points(passes, everything))
 
 
 def _points(passes: Passes, which: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[Point, ...]:
@@ -155,5 +162,5 @@ def _table(curves: Sequence[Curve]) -> Table:
         for curve in curves
         for point in curve.points
     ]
-    columns = ("model", "engine", "keys a block", "decode blocks", "passes")
+    columns = ("model", "engine", "context", "decode blocks", "passes")
     return Table((*columns, "P10 (ms)", "median (ms)", "P90 (ms)"), tuple(rows))
