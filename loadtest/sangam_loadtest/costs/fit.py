@@ -32,6 +32,9 @@ BANDWIDTH_BOUND = 2.5
 """Attention that takes longer than so many times its bytes is bound by something else; with less
 bandwidth (an H100) it would not slow down accordingly."""
 
+_NEVER_BINDS = 1e12
+"""Bytes a second: a bandwidth that no line shows."""
+
 Compared = Callable[[Predictor], Iterable[Comparison]]
 
 
@@ -222,12 +225,14 @@ def _fit_rates(stages: _Stages, rows: Sequence[MeasuredPass]) -> None:
     stages.set("systems", "sangam", system)
     free = [
         Free("gpus", device, "bf16_flops", 3e10),
-        Free("gpus", device, "bytes_per_second", 1e10),
+        Free("gpus", device, "bytes_per_second", 1e10, neutral=_NEVER_BINDS),
         Free("products", BF16, "bytes_factor", 0.3, neutral=0.1),
         Free("systems", "sangam", "pass_seconds", 1e-3, neutral=0.0),
         Free("systems", "sangam", "sequence_seconds", 5e-4, neutral=0.0),
-        Free("systems", "sangam", "row_seconds", 5e-6, neutral=0.0),
     ]
+    if len(dict.fromkeys(row.model for row in rows)) > 1:
+        # With one model, time a row and time for a row's FLOPs are the same thing.
+        free.append(Free("systems", "sangam", "row_seconds", 5e-6, neutral=0.0))
     for name in attentions:
         stages.set("attention", name, AttentionConstants(0.0, 0.0, 1.0, 1.0, SHARPNESS))
         free += [

@@ -213,13 +213,22 @@ class _Reader:
 
     def line_of(self, where: tuple[str, ...]) -> int | None:
         """The line of a field, or else of the table that it is missing from."""
-        table, found = "", None
+        places = self.places()
+        for length in range(len(where), 0, -1):
+            for path, line in places:
+                if path[:length] == where[:length]:
+                    return line
+        return None
+
+    def places(self) -> list[tuple[tuple[str, ...], int]]:
+        """Every table and field with its line."""
+        table: tuple[str, ...] = ()
+        found = []
         for number, line in enumerate(self.lines, start=1):
             text = line.strip()
             if text.startswith("["):
-                table = text.strip("[] ").replace('"', "")
-                if table == ".".join(where[:2]):
-                    found = number
-            elif table == ".".join(where[:-1]) and text.split("=")[0].strip(' "') == where[-1]:
-                return number
+                table = tuple(part.strip(' "') for part in text.strip("[] ").split(".", 1))
+                found.append((table, number))
+            elif "=" in text and not text.startswith("#"):
+                found.append(((*table, text.split("=")[0].strip(' "')), number))
         return found
