@@ -57,8 +57,11 @@ class Fleet:
 
     def ask_prefill(self, order: tuple[float, str], demand: Demand, placed: Placed) -> None:
         """Reserve load and pages for a prefill, now or when it is this request's turn."""
-        heappush(self._prefills, _Waiting(order, demand, placed))
-        self._serve()
+        waiting = _Waiting(order, demand, placed)
+        heappush(self._prefills, waiting)
+        # Behind another head, which has found no place as the fleet is now, none is to be had.
+        if self._prefills[0] is waiting:
+            self._serve()
 
     def ask_decode(self, order: tuple[float, str], demand: Demand, placed: Placed) -> None:
         """Reserve pages for a prefilled block's decode."""

@@ -252,7 +252,7 @@ class Scheduler:
 
     def _pass(self, state: BlockState) -> Pass:
         rows = state.next_rows()
-        ids, block = state.ids, state.block
+        ids, block, mask_id = state.ids, state.block, self.mask_id
         counts = not state.is_repeat
         tokens = enumerate(ids[block.start : block.stop], block.start) if counts else ()
         return Pass(
@@ -265,7 +265,7 @@ class Scheduler:
             block=block,
             block_index=state.key.block,
             step=state.step if counts else 0,
-            masked=tuple([position for position, token in tokens if token == self.mask_id]),
+            masked=tuple([position for position, token in tokens if token == mask_id]),
             initial_masks=state.initial_masks,
             carry=state.carry,
             decoding=state.decoding,
