@@ -1,13 +1,16 @@
 """``sangam loadtest report``: options, and which files they mean. The work is ``report``'s."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from sangam_core.errors import ConfigurationError
 from sangam_router.command_errors import errors_told
+
+if TYPE_CHECKING:
+    from sangam_loadtest.report.build import Report
 
 _FORMATS = ("png", "svg", "pdf")
 
@@ -59,18 +62,22 @@ def report_command(
         from sangam_loadtest.report.passes import load_passes
 
         files = record_files(runs)
-        report = write_report(
-            load_runs(files),
-            output,
-            passes=(
-                load_passes(passes) if passes else load_passes(passes_beside(files), is_pooled=True)
-            ),
-            title=title,
-            rates=rate or (),
-            image_format=image_format,
-        )
-        for figure in report.drawn:
-            console.print(f"{figure.path}: {figure.title}", soft_wrap=True)
-        for name, reason in report.missing.items():
-            console.print(f"not drawn: {name}: {reason}", style="yellow", soft_wrap=True)
-        console.print(f"page: {report.page}", soft_wrap=True)
+        with console.status(f"reading {len(files)} files of records, drawing"):
+            beside = () if passes else passes_beside(files)
+            report = write_report(
+                load_runs(files),
+                output,
+                passes=load_passes(passes or beside, is_pooled=not passes),
+                title=title,
+                rates=rate or (),
+                image_format=image_format,
+            )
+        _tell(report, console)
+
+
+def _tell(report: "Report", console: Console) -> None:
+    for figure in report.drawn:
+        console.print(f"{figure.path}: {figure.title}", soft_wrap=True)
+    for name, reason in report.missing.items():
+        console.print(f"not drawn: {name}: {reason}", style="yellow", soft_wrap=True)
+    console.print(f"page: {report.page}", soft_wrap=True)

@@ -45,7 +45,7 @@ class Pair:
 
 def shown(name: str | None) -> str | None:
     """A model or trace as the paper writes it."""
-    return None if name is None else _KNOWN_NAMES.get(name, name)
+    return None if name is None else _KNOWN_NAMES.get(name.lower(), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,13 @@ def pooled(runs: Sequence[Run]) -> list[Run]:
     """Runs with repeats made one: those whose labels are the same in everything."""
     groups: dict[object, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.label].append(run)
+        groups[_identity(run)].append(run)
     return [_one_of(group) for group in groups.values()]
+
+
+def _identity(run: Run) -> object:
+    """What repeats have in common: the label, with names as they are shown."""
+    return (Pair.of(run), replace(run.label, model=None, trace=None))
 
 
 def _one_of(group: Sequence[Run]) -> Run:
@@ -155,7 +160,7 @@ def _one_of(group: Sequence[Run]) -> Run:
 
 def pooling_notes(runs: Sequence[Run]) -> tuple[str, ...]:
     """Says so where repeats are pooled."""
-    num_repeats = len(runs) - len({run.label for run in runs})
+    num_repeats = len(runs) - len({_identity(run) for run in runs})
     if not num_repeats:
         return ()
     return (f"Runs with the label of another one, pooled with it: {num_repeats}.",)

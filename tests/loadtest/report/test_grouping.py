@@ -68,6 +68,12 @@ def test_repeats_are_pooled_and_that_is_said() -> None:
     assert pooling_notes([first, other]) == ()
 
 
+def test_a_models_ways_of_writing_are_one_facet_and_its_repeats_are_pooled() -> None:
+    runs = [run("8C", num=5), run("8C", num=5, model="LLaDA-8B")]
+    assert len(by_pair(runs)) == 1
+    assert len(pooled(runs)) == 1
+
+
 def test_one_rate_is_the_one_asked_for_in_each_facet_that_has_it() -> None:
     runs = [*sweep(["8C"], [2, 4], 5), *sweep(["8C"], [3], 5, trace="arxiv")]
     chosen, notes = at_one_rate(runs, [4.0])

@@ -188,6 +188,14 @@ def test_the_summary_leaves_out_columns_that_no_run_has() -> None:
     assert tokens_rate / answered_rate == pytest.approx(each.mean("output_tokens"))
 
 
+def test_the_summary_tells_a_true_rate_that_is_not_the_nominal_one() -> None:
+    assert "true requests/s" not in summary_table([run(num=5)]).columns
+    clipped = run_of(label(), records(num_requests=5), {"true_rate": 6.3})
+    table = summary_table([clipped, run("8C", num=5)])
+    place = table.columns.index("true requests/s")
+    assert [row[place] for row in table.rows] == [None, 6.3]
+
+
 def test_every_run_failing_still_makes_a_summary(tmp_path: Path) -> None:
     failed = run_of(label(), [RequestRecord(0, 0.0, 0.0, 1, 1, error="timeout")])
     report = write_report([failed], tmp_path)

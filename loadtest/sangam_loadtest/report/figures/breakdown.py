@@ -6,6 +6,7 @@ request's parts are an accident.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +48,21 @@ _P99_HALF_WIDTH = 0.005
 _P99_MIN_REQUESTS = 5
 _BAR_INCHES = 0.34
 
-_Found = Mapping[tuple[Pair, Series], Mapping[str, Mapping[str, float]]]
-"""Seconds by part, by request (mean, P99), by bar."""
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A run in a facet: seconds by part, for the mean and for the P99 request."""
+
+    pair: Pair
+    series: Series
+    rate: float | None
+    is_saturated: bool
+    parts: Mapping[str, Mapping[str, float]]
+
+    @property
+    def name(self) -> str:
+        """As the axis has it."""
+        return f"{self.series.name} (saturated)" if self.is_saturated else self.series.name
 
 
 def latency_breakdown(runs: Sequence[Run], path: Path, *, rates: Sequence[float] = ()) -> Drawn:
@@ -68,50 +82,39 @@ def latency_breakdown(runs: Sequence[Run], path: Path, *, rates: Sequence[float]
             or "No record has the parts of its latency. A Sangam router sends them unless the run "
             "was made with --no-timings; `sangam loadtest simulate` always writes them."
         )
-    series_of = SeriesOf(runs)
-    found = {
-        (pair, series_of(run)): {what: parts_of(run, what) for what in _REQUESTS}
-        for pair, of_pair in facets.items()
-        for run in sorted(of_pair, key=series_of.place)
-    }
-    saturated = {
-        (pair, series_of(run)): run.saturation is not None
-        for pair, of_pair in facets.items()
-        for run in of_pair
-    }
-    num_bars = max(len(of_pair) for of_pair in facets.values())
+    bars = _bars_of(facets, SeriesOf(runs))
+    used = [part for part in (*PARTS, REST) if any(part in b.parts[_REQUESTS[0]] for b in bars)]
     with drawing():
-        figure, grid = panels(len(facets), 2, (PAGE_INCHES / 2, 0.8 + _BAR_INCHES * num_bars))
-        is_any_cut = False
-        for row, (pair, of_pair) in zip(grid, facets.items(), strict=True):
-            bars = {key: parts for key, parts in found.items() if key[0] == pair}
-            for axes, what in zip(row, _REQUESTS, strict=True):
-                is_any_cut |= _draw_bars(
-                    axes,
-                    {key[1]: parts[what] for key, parts in bars.items()},
-                    {key[1]: saturated[key] for key in bars},
-                )
-                axes.set_xlabel(f"latency of the {what} (s)")
-            row[1].tick_params(labelleft=False)
-            row[0].set_title(f"{pair}, {rate_told(of_pair[0].label.rate)}", loc="left")
-        used = [name for name in (*PARTS, REST) if _is_used(name, found)]
-        legend_below(figure, [_patch(name) for name in used])
-        save(figure, path)
+        is_any_cut = _draw(bars, used, path)
     notes = pooling_notes(timed) + notes
     if is_any_cut:
         notes += ("A bar that ends in ▸ is cut at the end of the axis; its sum is beside it.",)
     at = "; ".join(f"{p} at {rate_told(of[0].label.rate)}" for p, of in facets.items())
+    names = listed(list(dict.fromkeys(bar.series.name for bar in bars)))
     return Drawn(
         path,
         "Where the time goes",
         "Parts of the latency of the mean request and of the P99 request (the mean over the "
         f"requests around the 99th percentile): {at}. Rest: what no part explains (network, "
         "router, text).",
-        f"Stacked bars of {listed(used)}, for {listed([s.name for s in series_of.all])}; {at}. The "
-        "table below has every part.",
-        _table(facets, found, used),
+        f"Stacked bars of {listed(used)}, for {names}; {at}. The table below has every part.",
+        _table(bars, used),
         notes,
     )
+
+
+def _bars_of(facets: Mapping[Pair, Sequence[Run]], series_of: SeriesOf) -> list[Bar]:
+    return [
+        Bar(
+            pair,
+            series_of(run),
+            run.label.rate,
+            run.saturation is not None,
+            {what: parts_of(run, what) for what in _REQUESTS},
+        )
+        for pair, runs in facets.items()
+        for run in sorted(runs, key=series_of.place)
+    ]
 
 
 def parts_of(run: Run, what: str) -> dict[str, float]:
@@ -147,69 +150,81 @@ def _around_p99(latency: Floats) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     return found
 
 
-def _draw_bars(
-    axes: Axes, bars: Mapping[Series, Mapping[str, float]], is_saturated: Mapping[Series, bool]
-) -> bool:
-    """Draws a bar a series, first on top, with its sum; returns whether one is cut."""
-    totals = [sum(parts.values()) for parts in bars.values()]
-    cap = axis_cap(totals, [is_saturated[series] for series in bars])
+def _draw(bars: Sequence[Bar], used: Sequence[str], path: Path) -> bool:
+    """Draws and saves the figure; returns whether a bar is cut."""
+    pairs = list(dict.fromkeys(bar.pair for bar in bars))
+    of_pair = {pair: [bar for bar in bars if bar.pair == pair] for pair in pairs}
+    height = 0.8 + _BAR_INCHES * max(len(found) for found in of_pair.values())
+    figure, grid = panels(len(pairs), len(_REQUESTS), (PAGE_INCHES / 2, height))
+    is_any_cut = False
+    for row, (pair, found) in zip(grid, of_pair.items(), strict=True):
+        for axes, what in zip(row, _REQUESTS, strict=True):
+            is_any_cut |= _draw_bars(axes, found, what)
+            axes.set_xlabel(f"latency of the {what} (s)")
+        row[1].tick_params(labelleft=False)
+        row[0].set_title(f"{pair}, {rate_told(found[0].rate)}", loc="left")
+    legend_below(figure, [_patch(part) for part in used])
+    save(figure, path)
+    return is_any_cut
+
+
+def _draw_bars(axes: Axes, bars: Sequence[Bar], what: str) -> bool:
+    """Draws a bar a run, first on top, with its sum; returns whether one is cut."""
+    totals = [sum(bar.parts[what].values()) for bar in bars]
+    cap = axis_cap(totals, [bar.is_saturated for bar in bars])
     end = cap if cap is not None else max(totals) or 1.0
-    for place, parts in enumerate(bars.values()):
-        left = 0.0
-        for name, seconds in parts.items():
-            color, hatch = _look(name)
-            axes.barh(
-                place,
-                max(0.0, min(seconds, end - left)),
-                left=left,
-                height=0.68,
-                color=color,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.6,
-            )
-            left = min(end, left + seconds)
-        mark = " ▸" if totals[place] > end else ""
+    for place, (bar, total) in enumerate(zip(bars, totals, strict=True)):
+        _stack(axes, place, bar.parts[what], end)
         axes.annotate(
-            f"{mark} {told(totals[place])} s".strip(),
-            (left, place),
+            f"▸ {told(total)} s" if total > end else f"{told(total)} s",
+            (min(total, end), place),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize=9,
         )
-    axes.set_yticks(range(len(bars)), [_bar_name(s, is_saturated[s]) for s in bars])
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlim(0, end * 1.16)
     axes.grid(visible=False, axis="y")
     return cap is not None
 
 
-def _bar_name(series: Series, is_saturated: bool) -> str:
-    return f"{series.name} (saturated)" if is_saturated else series.name
+def _stack(axes: Axes, place: int, parts: Mapping[str, float], end: float) -> None:
+    """Draws the parts of a bar one after the other, as far as the axis goes."""
+    left = 0.0
+    for part, seconds in parts.items():
+        color, hatch = _look(part)
+        width = max(0.0, min(seconds, end - left))
+        axes.barh(
+            place,
+            width,
+            left=left,
+            height=0.68,
+            color=color,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.6,
+        )
+        left += width
 
 
-def _look(name: str) -> tuple[str, str]:
-    return _REST_LOOK if name == REST else PARTS[name][1:]
+def _look(part: str) -> tuple[str, str]:
+    return _REST_LOOK if part == REST else PARTS[part][1:]
 
 
-def _patch(name: str) -> Patch:
-    color, hatch = _look(name)
-    return Patch(facecolor=color, hatch=hatch, edgecolor="white", label=name)
+def _patch(part: str) -> Patch:
+    color, hatch = _look(part)
+    return Patch(facecolor=color, hatch=hatch, edgecolor="white", label=part)
 
 
-def _is_used(name: str, found: _Found) -> bool:
-    return any(name in parts for bars in found.values() for parts in bars.values())
-
-
-def _table(facets: Mapping[Pair, Sequence[Run]], found: _Found, used: Sequence[str]) -> Table:
+def _table(bars: Sequence[Bar], used: Sequence[str]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for what in _REQUESTS:
-        for (pair, series), bars in found.items():
-            parts = bars[what]
+        for bar in bars:
+            parts = bar.parts[what]
             total = sum(parts.values())
-            name, rate = series.name, facets[pair][0].label.rate
-            told_parts = (parts.get(part) for part in used)
-            rows.append((pair.model, pair.trace, what, name, rate, total, *told_parts))
+            names = (bar.pair.model, bar.pair.trace, what, bar.series.name)
+            rows.append((*names, bar.rate, total, *(parts.get(part) for part in used)))
     columns = ("model", "trace", "request", "configuration", "requests/s", "latency (s)")
     return Table((*columns, *(f"{part} (s)" for part in used)), tuple(rows))

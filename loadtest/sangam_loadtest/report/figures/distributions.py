@@ -65,6 +65,7 @@ def queueing_and_decode_cdfs(
         drawn = {series_of(run) for found in facets.values() for run in found}
         legend_below(figure, [looks[s].handle(s.name) for s in series_of.all if s in drawn])
         save(figure, path)
+    names = listed([s.name for s in series_of.all if s in drawn])
     if "queueing_seconds" in parts:
         notes += ("These records do not tell prefill queueing from decode queueing.",)
     at = "; ".join(f"{p} at {rate_told(found[0].label.rate)}" for p, found in facets.items())
@@ -74,8 +75,8 @@ def queueing_and_decode_cdfs(
         "Cumulative distributions over requests, each request's time summed over its blocks: "
         f"{at}. A time axis ends at the highest P99.5; it is logarithmic from "
         f"{_LINEAR_SECONDS:g} s on where configurations differ by over {_LOG_RATIO:g} times.",
-        f"Cumulative distributions of {listed(list(parts.values()))} time for "
-        f"{listed([s.name for s in series_of.all])}; {at}. The table below has the percentiles.",
+        f"Cumulative distributions of {listed(list(parts.values()))} time for {names}; {at}. The "
+        "table below has the percentiles.",
         _table(facets, series_of, parts),
         pooling_notes(timed) + notes,
     )

@@ -93,8 +93,7 @@ def sweeps_of(runs: Sequence[Run]) -> dict[Sweep, list[Run]]:
 
 def sweep_name(sweep: Sweep) -> str:
     """A sweep as its row is headed."""
-    pair, configuration, system, _ = sweep
-    return ", ".join(part for part in (str(pair), configuration, system) if part)
+    return ", ".join(str(part) for part in sweep if part)
 
 
 def _tau(run: Run) -> float:
