@@ -1,16 +1,18 @@
 """The GPU thread: owns scheduler and engine, runs iteration after iteration.
 
-Everything else asks through thread-safe methods that return at once; they are carried out
-between two iterations. What happened to blocks goes out as wire events, one batch an iteration.
-Decides deadlines and what an engine failure costs; who may run is the scheduler's decision, who
-may come in the service's. The thread never awaits, the event loop never touches tensors.
+Everything else asks through thread-safe methods that return at once. They are carried out between
+two iterations; only what transfers need, of blocks that no plan names, beside a running one (or
+each would wait for a pass of both workers). What happened to blocks goes out as wire events, one
+batch an iteration. Decides deadlines and what an engine failure costs; who may run is the
+scheduler's decision, who may come in the service's. The thread never awaits, the event loop never
+touches tensors.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
@@ -29,6 +31,7 @@ from sangam_core.wire import (
     Prefilled,
 )
 from sangam_worker.block_state import BlockState, Stage
+from sangam_worker.inbox import Inbox
 from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.plan import Outcome, PassOutcome, Plan
 from sangam_worker.scheduler import Progress, Scheduler
@@ -81,7 +84,7 @@ class EngineLoop:
         self._clock = clock
         self._max_engine_failures = max_engine_failures
         self._stall_seconds = stall_seconds
-        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._inbox = Inbox()
         self._outbox: list[Notice] = []
         self._tracked: dict[BlockKey, TrackedBlock] = {}
         self._expiries = Expiries()
@@ -141,23 +144,22 @@ class EngineLoop:
         """
         now = self._clock()
         tracked = TrackedBlock(state, now, now + deadline_seconds, is_transferred=True)
-        return self._ask(lambda: self._reserve_now(tracked))
+        return self._ask_beside(lambda: self._reserve_now(tracked))
 
     def pin(self, key: BlockKey) -> "Future[tuple[int, ...] | None]":
         """Pin a held block's pages for sending until ``transfer_ended``.
 
         ``None`` when the block is not held here, or is being sent already.
         """
-        return self._ask(lambda: self._pin_now(key))
+        return self._ask_beside(lambda: self._pin_now(key))
 
     def unpin(self, key: BlockKey) -> None:
         """Take a pin back: the transfer was not begun, the block waits on."""
-        self._inbox.put(lambda: self._unpin_now(key))
+        self._ask_beside(lambda: self._unpin_now(key))
 
     def transfer_ended(self, key: BlockKey, result: Moved | LossReason) -> None:
         """Unpin a block. No thread reads or writes its pages any more."""
-        now = self._clock()
-        self._inbox.put(lambda: self._transfer_ended_now(key, result, now))
+        self._inbox.put(partial(self._transfer_ended_now, key, result, self._clock()))
 
     def remove(self, key: BlockKey, reason: LossReason) -> None:
         """Drop a block, at once or when its transfer has ended. Unknown keys change nothing."""
@@ -177,19 +179,21 @@ class EngineLoop:
 
     def held(self) -> "Future[tuple[HeldBlock, ...]]":
         """Every block here."""
-        return self._ask(self._held_now)
+        return self._inbox.ask(self._held_now)
 
     # -- on the thread --------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while not self._is_stopping:
-                plan = self._scheduler.next_plan()
+                with self._inbox.books:
+                    plan = self._scheduler.next_plan()
                 if plan is not None:
                     self._iterate(plan)
                 self._flush()
                 self._take_commands(is_idle=plan is None)
-                self._expire()
+                with self._inbox.books:
+                    self._expire()
             self._flush()
         except Exception:
             log.exception("the GPU thread has ended by a bug")
@@ -203,12 +207,19 @@ class EngineLoop:
         try:
             outcome = self._engine.execute(plan)
         except Exception as error:  # noqa: BLE001 - whatever a device throws
-            self._engine_failed(plan, error)
+            with self._inbox.books:
+                self._engine_failed(plan, error)
             return
         finally:
             self._busy_since = None
         ended = self._clock()
         self._num_failures = 0
+        with self._inbox.books:
+            committed_tokens = self._take_in(outcome, started, ended)
+        self._metrics.iteration_ran(plan, ended - started, committed_tokens)
+
+    def _take_in(self, outcome: Outcome, started: float, ended: float) -> int:
+        """Report what an iteration did; the tokens that it committed."""
         committed_tokens = 0
         for progress in self._scheduler.apply(outcome):
             committed_tokens += len(progress.commits)
@@ -216,7 +227,7 @@ class EngineLoop:
         for item in outcome.passes:
             if item.error is not None:
                 self._lost_in_engine(item.key, item.error)
-        self._metrics.iteration_ran(plan, ended - started, committed_tokens)
+        return committed_tokens
 
     def _engine_failed(self, plan: Plan, error: Exception) -> None:
         """Lose the blocks of a failed iteration; nothing else knows what the engine left."""
@@ -242,7 +253,7 @@ class EngineLoop:
         if not progress.is_first_here:
             decoded = waited + ran
         elif tracked.is_transferred:
-            queued, decoded = tracked.reserve_seconds + waited, ran
+            queued, decoded = waited, ran
         else:
             self._metrics.prefilled(waited, ran)
             event = Prefilled.model_construct(queue_seconds=waited, prefill_seconds=ran)
@@ -264,13 +275,9 @@ class EngineLoop:
 
     def _take_commands(self, *, is_idle: bool) -> None:
         """Carry out what was asked; an idle loop waits for it, or for the next deadline."""
-        try:
-            if is_idle:
-                self._inbox.get(timeout=self._expiries.seconds_left(self._clock()))()
-            while not self._is_stopping:
-                self._inbox.get_nowait()()
-        except Empty:
-            pass
+        with self._inbox.books:
+            seconds = self._expiries.seconds_left(self._clock())
+        self._inbox.take(lambda: not self._is_stopping, waits=is_idle, wait_seconds=seconds)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -281,9 +288,10 @@ class EngineLoop:
                 self._lose(key, reason)
 
     def _flush(self) -> None:
-        self._note_status()
-        if self._outbox:
+        with self._inbox.books:
+            self._note_status()
             batch, self._outbox = tuple(self._outbox), []
+        if batch:
             self._publish(batch)
 
     def _note_status(self) -> None:
@@ -305,15 +313,10 @@ class EngineLoop:
 
     # -- commands, carried out between two iterations ----------------------------------------
 
-    def _ask(self, answer: Callable[[], _ResultT]) -> "Future[_ResultT]":
-        future: Future[_ResultT] = Future()
-
-        def carry_out() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_result(answer())
-
-        self._inbox.put(carry_out)
-        return future
+    def _ask_beside(self, answer: Callable[[], _ResultT]) -> "Future[_ResultT]":
+        # A thread that has ended would never see what was changed.
+        inbox = self._inbox
+        return inbox.ask_at_once(answer) if self._thread.is_alive() else inbox.ask(answer)
 
     def _keep(self, tracked: TrackedBlock) -> None:
         self._tracked[tracked.state.key] = tracked
@@ -326,7 +329,6 @@ class EngineLoop:
     def _reserve_now(self, tracked: TrackedBlock) -> tuple[int, ...] | None:
         if not self._scheduler.reserve(tracked.state):
             return None
-        tracked.reserve_seconds = self._clock() - tracked.since_seconds
         tracked.is_pinned = True
         self._keep(tracked)
         return tracked.state.pages
@@ -340,8 +342,7 @@ class EngineLoop:
 
     def _unpin_now(self, key: BlockKey) -> bool:
         """Unpin, and drop the block if it was doomed meanwhile; whether it is still here."""
-        tracked = self._tracked.get(key)
-        if tracked is None:
+        if (tracked := self._tracked.get(key)) is None:
             return False
         tracked.is_pinned = False
         if tracked.doom is not None:
@@ -365,8 +366,7 @@ class EngineLoop:
             self._outbox.append((key, arrived))
 
     def _lose(self, key: BlockKey, reason: LossReason) -> None:
-        tracked = self._tracked.get(key)
-        if tracked is None:
+        if (tracked := self._tracked.get(key)) is None:
             return
         if tracked.is_pinned:
             tracked.doom = tracked.doom or reason
