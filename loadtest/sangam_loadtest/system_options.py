@@ -13,7 +13,8 @@ import typer
 
 from sangam_core.admission import ADMISSION_POLICIES, DEFICIT
 from sangam_core.errors import ConfigurationError
-from sangam_core.placement import HYBRID, PLACEMENT_POLICIES, Role
+from sangam_core.placement import Role
+from sangam_core.placements import HYBRID, PLACEMENTS
 from sangam_loadtest.costs.capacity import pool_pages
 from sangam_loadtest.costs.model import CostModel, cost_model
 from sangam_loadtest.records import read_records
@@ -126,9 +127,13 @@ class PolicyOptions:
     batch_one: Annotated[
         bool, _option(_POLICY, "One request at a time on each worker: the paper's baseline.")
     ] = False
-    placement: Annotated[
-        str, _option(_POLICY, f"Placement policy: {', '.join(PLACEMENT_POLICIES)}.")
-    ] = HYBRID
+    placement: Annotated[str, _option(_POLICY, f"Placement policy: {', '.join(PLACEMENTS)}.")] = (
+        HYBRID
+    )
+    max_blocks: Annotated[
+        float,
+        _option(_POLICY, "New requests wait while the fleet holds so many blocks a decoder."),
+    ] = math.inf
     admission: Annotated[
         str, _option(_POLICY, f"Admission policy: {', '.join(ADMISSION_POLICIES)}.")
     ] = DEFICIT
@@ -154,5 +159,6 @@ class PolicyOptions:
             mask_buffer_tokens=self.mask_buffer or buffer,
             is_batch_one=self.batch_one,
             placement=self.placement,
+            max_blocks_per_decoder=self.max_blocks,
             admission=self.admission,
         )

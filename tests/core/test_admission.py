@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sangam_core.admission import PREFILL_PRIORITISING_TAU, Admission, Candidate, admit
+from sangam_core.admission import (
+    ADMISSION_POLICIES,
+    DEFICIT,
+    PREFILL_PRIORITISING_TAU,
+    Admission,
+    Candidate,
+    admit,
+)
 
 TOKENS = st.integers(0, 600)
 COSTS = st.integers(1, 600)
@@ -222,3 +229,15 @@ def test_the_carried_budget_stays_below_the_cost_of_the_head(tau: int) -> None:
     for _ in range(5000):
         run.step(Iteration([], decode_tokens=0, free_pages=0))
         assert run.carried_tokens < 1000 + tau
+
+
+def test_the_adaptive_budget_grows_with_what_waits_up_to_four_times_tau() -> None:
+    budget = ADMISSION_POLICIES["adaptive"]
+    assert budget(1024, 0, 0) == 1024
+    assert budget(1024, 0, 8 * 1024) == 2048
+    assert budget(1024, 0, 10**6) == 4096
+
+
+@given(st.integers(1, 10**5), st.integers(0, 10**5), st.integers(0, 10**7))
+def test_algorithm_1_has_the_same_budget_whatever_waits(tau: int, decodes: int, waits: int) -> None:
+    assert ADMISSION_POLICIES[DEFICIT](tau, decodes, waits) == tau

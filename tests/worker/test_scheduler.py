@@ -605,3 +605,26 @@ def test_a_plan_is_complete_and_does_not_change_with_the_block() -> None:
     before = list(plan.passes[0].tokens)
     ran(scheduler, plan, 4)
     assert list(plan.passes[0].tokens) == before
+
+
+def test_an_adaptive_budget_counts_what_waits_and_forgets_what_has_gone() -> None:
+    fixed = a_scheduler(tau_tokens=16)
+    adaptive = a_scheduler(tau_tokens=16, admission="adaptive")
+    for scheduler in (fixed, adaptive):
+        scheduler.submit(a_state("old"))
+        ran(scheduler, scheduler.next_plan())
+        for number in range(20):
+            scheduler.submit(a_state(f"w{number:02}", arrival=1.0 + number))
+    # Of 16 each: tau is 16 and, adaptive, 20 * 16 / 8 more; the decode takes 8 of it.
+    assert names(fixed.next_plan()) == ["old"]
+    plan = adaptive.next_plan()
+    assert names(plan) == ["old", "w00", "w01", "w02"]
+    ran(adaptive, plan)
+    for number in range(3, 20):
+        adaptive.remove(key(f"w{number:02}"))
+    for name in ("w00", "w01", "w02"):
+        adaptive.remove(key(name))
+    adaptive.submit(a_state("last", arrival=99.0))
+    adaptive.carried_tokens = 0
+    # Nothing is left of what waited: 16 + 16 / 8 less 8 for the decode are too few for it.
+    assert names(adaptive.next_plan()) == ["old"]

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from sangam_core.placement import PLACEMENT_POLICIES, Demand, FleetLoad, WorkerLoad, place_decode
+from sangam_core.placement import Demand, FleetLoad, WorkerLoad, place_decode
+from sangam_core.placements import place
 from sangam_loadtest.simulator.system import System
 
 Placed = Callable[[int], None]
@@ -28,7 +29,6 @@ class Fleet:
 
     def __init__(self, system: System) -> None:
         self._policy = system.placement_policy
-        self._place_prefill = PLACEMENT_POLICIES[system.placement]
         self._loads = [
             WorkerLoad(
                 worker_id=f"worker-{number}",
@@ -90,7 +90,7 @@ class Fleet:
             self._reserve(waiting, found, tokens=0)
         while self._prefills:
             waiting = self._prefills[0]
-            found = self._place_prefill(self._snapshot(), waiting.demand, self._policy)
+            found = place(self._snapshot(), waiting.demand, self._policy)
             if found is None:
                 break
             heappop(self._prefills)

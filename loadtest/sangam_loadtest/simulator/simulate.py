@@ -4,6 +4,7 @@ Decides L of each request and when a hopeless run is cut short. Called by the ``
 ``recommend`` commands and by the reproduction.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ class Simulation:
     Attributes:
         records: by index.
         busy_shares: of each worker, over the whole of the virtual time.
-        virtual_seconds: from the first request to the last event.
+        virtual_seconds: from the start of the load to the last event.
     """
 
     records: list[RequestRecord]
@@ -80,6 +81,34 @@ def simulate(
         if watch is not None:
             watch(iteration)
 
+    driver = deployed(system, costs, commits, clock, finished, count, keeps_commits=keeps_commits)
+    _arrive(plan, system, clock, driver, seed)
+    limit = math.inf if timeout_seconds is None else plan[-1].at_seconds + timeout_seconds
+    while clock.turn(limit):
+        pass
+    if driver.num_under_way and timeout_seconds is None:
+        waiting = driver.fleet.num_waiting
+        raise AssertionError(
+            f"{driver.num_under_way} requests never ended; {waiting[0]} wait for a prefill, "
+            f"{waiting[1]} for a decode"
+        )
+    records += driver.given_up(TIMEOUT)
+    records.sort(key=lambda record: record.index)
+    busy = [worker.busy_seconds / (clock.now or 1.0) for worker in driver.workers]
+    return Simulation(records, busy, clock.now, num_iterations)
+
+
+def deployed(
+    system: System,
+    costs: CostModel,
+    commits: CommitCounts,
+    clock: VirtualClock,
+    finished: Callable[[RequestRecord], None],
+    watch: Callable[[Iteration], None] | None = None,
+    *,
+    keeps_commits: bool = False,
+) -> SimulatedDriver:
+    """A driver with its workers, all idle; arguments as ``simulate``'s and the driver's."""
     driver = SimulatedDriver(system, costs, commits, clock, finished, keeps_commits=keeps_commits)
     driver.workers = [
         SimulatedWorker(
@@ -90,32 +119,16 @@ def simulate(
                 total_pages=system.total_pages,
                 tau_tokens=system.tau_tokens[role],
                 transferred_decode_share=system.transferred_decode_share,
+                admission=system.admission,
             ),
             costs.seconds,
             clock,
             driver.passed,
-            count,
+            watch,
         )
         for number, role in enumerate(system.split.roles())
     ]
-    _arrive(plan, system, clock, driver, seed)
-    limit = float("inf") if timeout_seconds is None else plan[-1].at_seconds + timeout_seconds
-    while clock.now <= limit and clock.turn():
-        pass
-    if driver.num_under_way and timeout_seconds is None:
-        waiting = driver.fleet.num_waiting
-        raise AssertionError(
-            f"{driver.num_under_way} requests never ended; {waiting[0]} wait for a prefill, "
-            f"{waiting[1]} for a decode"
-        )
-    records += driver.given_up(TIMEOUT)
-    records.sort(key=lambda record: record.index)
-    return Simulation(
-        records,
-        [worker.busy_seconds / clock.now for worker in driver.workers],
-        clock.now,
-        num_iterations,
-    )
+    return driver
 
 
 def _arrive(

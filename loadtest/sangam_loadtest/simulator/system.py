@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from sangam_core.admission import ADMISSION_POLICIES, DEFICIT
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
-from sangam_core.placement import PLACEMENT_POLICIES, PlacementPolicy, Role
+from sangam_core.placement import PlacementPolicy, Role
+from sangam_core.placements import HYBRID, PLACEMENTS
 
 _LETTERS = {"P": Role.PREFILL, "C": Role.COLOCATED, "D": Role.DECODE}
 _SPLIT = re.compile(r"(?:\d+[PCD])+")
@@ -86,7 +87,8 @@ class System:
         mask_buffer_tokens: L of every request; None rounds each answer up to whole blocks.
         is_batch_one: a worker takes one request at a time (the paper's baseline, section 3.3).
         block_length: positions of a block.
-        placement, admission: policies by name (``sangam_core.placement``, ``.admission``).
+        placement, admission: policies by name (``sangam_core.placements``, ``.admission``).
+        max_blocks_per_decoder: as the router's setting.
     """
 
     split: Split
@@ -98,7 +100,8 @@ class System:
     mask_buffer_tokens: int | None = None
     is_batch_one: bool = False
     block_length: int = DEFAULT_BLOCK_LENGTH
-    placement: str = "hybrid"
+    placement: str = HYBRID
+    max_blocks_per_decoder: float = math.inf
     admission: str = DEFICIT
 
     def __post_init__(self) -> None:
@@ -107,11 +110,15 @@ class System:
         for role, tau in self.tau_tokens.items():
             if tau < 1:
                 raise ConfigurationError(f"tau of role {role} must be at least 1, not {tau}")
+        if self.max_blocks_per_decoder <= 0:
+            raise ConfigurationError(
+                f"the bound on blocks must be positive, not {self.max_blocks_per_decoder}"
+            )
         if self.theta_tokens <= 0:
             raise ConfigurationError(f"theta must be positive, not {self.theta_tokens}")
-        if self.placement not in PLACEMENT_POLICIES:
+        if self.placement not in PLACEMENTS:
             raise ConfigurationError(
-                f"placement {self.placement!r}: use one of {', '.join(PLACEMENT_POLICIES)}"
+                f"placement {self.placement!r}: use one of {', '.join(PLACEMENTS)}"
             )
         if self.admission not in ADMISSION_POLICIES:
             raise ConfigurationError(
@@ -126,5 +133,7 @@ class System:
 
     @property
     def placement_policy(self) -> PlacementPolicy:
-        """Algorithm 2's parameters."""
-        return PlacementPolicy(self.theta_tokens, self.is_overflow_allowed)
+        """Which placement, and its parameters."""
+        return PlacementPolicy(
+            self.theta_tokens, self.is_overflow_allowed, self.placement, self.max_blocks_per_decoder
+        )

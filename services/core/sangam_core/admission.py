@@ -78,11 +78,29 @@ def admit(
     return Admission(num_admitted, budget)
 
 
-AdmissionPolicy = Callable[[int, int, int, Sequence[Candidate]], Admission]
-"""Decides one iteration; arguments as ``admit``'s."""
+BudgetPolicy = Callable[[int, int, int], int]
+"""tau, D and the waiting prefill tokens -> the tau of this iteration; Algorithm 1 does the rest."""
+
+
+def fixed_budget(tau_tokens: int, decode_tokens: int, waiting_tokens: int) -> int:
+    """The same tau whatever waits (paper, Algorithm 1)."""
+    return tau_tokens
+
+
+def budget_following_queue(tau_tokens: int, decode_tokens: int, waiting_tokens: int) -> int:
+    """tau and an eighth of what waits, at most four times tau: adaptive tau.
+
+    A long queue is worked off faster at the decodes' cost, a short one leaves them alone. What it
+    gives, by simulation, is in loadtest/reproduction.
+    """
+    return min(4 * tau_tokens, tau_tokens + waiting_tokens // 8)
+
 
 DEFICIT = "deficit"
-"""Name of Algorithm 1."""
+"""Name of Algorithm 1 with a fixed tau."""
 
-ADMISSION_POLICIES: dict[str, AdmissionPolicy] = {DEFICIT: admit}
-"""Admission policies by the name that settings have."""
+ADMISSION_POLICIES: dict[str, BudgetPolicy] = {
+    DEFICIT: fixed_budget,
+    "adaptive": budget_following_queue,
+}
+"""Admission policies by the name that settings have: which tau an iteration gets."""

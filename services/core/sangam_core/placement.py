@@ -62,17 +62,22 @@ class FleetLoad:
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """Algorithm 2's parameters.
+    """Which placement, and its parameters.
 
     Attributes:
+        name: of a prefill placement (``sangam_core.placements``); Algorithm 2 by default.
         theta_tokens: load of a prefill worker from which on it is passed over for a colocated
             one. ``inf`` never overflows for load.
         is_overflow_allowed: ``False`` is static disaggregation: prefill workers get every
             prefill, for want of pages too.
+        max_blocks_per_decoder: new requests wait while the fleet holds this many blocks for each
+            worker that can decode (``placements.is_full``). ``inf``: no bound.
     """
 
     theta_tokens: float = math.inf
     is_overflow_allowed: bool = True
+    name: str = "hybrid"
+    max_blocks_per_decoder: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +110,26 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
     worker that has pages.
     """
     active = [worker for worker in fleet.workers if not worker.is_draining]
-    all_colocated = _of_role(active, Role.COLOCATED)
-    dedicated = _of_role(active, Role.PREFILL)
+    all_colocated = of_role(active, Role.COLOCATED)
+    dedicated = of_role(active, Role.PREFILL)
     pages_for_overflow = demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0)
     if demand.needs_colocated or not dedicated:
-        return _least_loaded(_with_pages(all_colocated, pages_for_overflow), demand)
-    best = _least_loaded(_with_pages(dedicated, demand.num_pages), demand)
+        return least_loaded(with_pages(all_colocated, pages_for_overflow), demand)
+    best = least_loaded(with_pages(dedicated, demand.num_pages), demand)
     if best is not None and best.outstanding_prefill_tokens < policy.theta_tokens:
         return best
     if not policy.is_overflow_allowed or not all_colocated:
         return best
-    colocated = _with_pages(all_colocated, pages_for_overflow)
+    colocated = with_pages(all_colocated, pages_for_overflow)
     theta = policy.theta_tokens
-    return _least_loaded([w for w in colocated if w.outstanding_prefill_tokens < theta], demand)
+    return least_loaded([w for w in colocated if w.outstanding_prefill_tokens < theta], demand)
 
 
 def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
     """Choose the worker that decodes a prefilled block: most free pages that hold it."""
-    able = _with_pages(fleet.workers, demand.num_pages)
+    able = with_pages(fleet.workers, demand.num_pages)
     decoding = [w for w in able if w.role.can_decode and not w.is_draining]
-    return _first(decoding, demand, lambda worker: -worker.free_pages)
+    return first(decoding, demand, lambda worker: -worker.free_pages)
 
 
 def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | None = None) -> bool:
@@ -146,19 +151,22 @@ def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | No
     )
 
 
-def _of_role(workers: Iterable[WorkerLoad], role: Role) -> list[WorkerLoad]:
+def of_role(workers: Iterable[WorkerLoad], role: Role) -> list[WorkerLoad]:
+    """The workers of a role."""
     return [worker for worker in workers if worker.role is role]
 
 
-def _with_pages(workers: Iterable[WorkerLoad], num_pages: int) -> list[WorkerLoad]:
+def with_pages(workers: Iterable[WorkerLoad], num_pages: int) -> list[WorkerLoad]:
+    """The workers with that many pages free."""
     return [worker for worker in workers if worker.free_pages >= num_pages]
 
 
-def _least_loaded(workers: Iterable[WorkerLoad], demand: Demand) -> WorkerLoad | None:
-    return _first(workers, demand, attrgetter("outstanding_prefill_tokens"))
+def least_loaded(workers: Iterable[WorkerLoad], demand: Demand) -> WorkerLoad | None:
+    """The worker of the least o_w."""
+    return first(workers, demand, attrgetter("outstanding_prefill_tokens"))
 
 
-def _first(
+def first(
     workers: Iterable[WorkerLoad], demand: Demand, key: Callable[[WorkerLoad], float]
 ) -> WorkerLoad | None:
     """The worker of the least key. Ids are hashed among the ties only: a fleet is large."""
@@ -170,13 +178,3 @@ def _first(
         return ties[0] if ties else None
     break_tie = tie_breaker(demand.request_id)
     return min(ties, key=lambda worker: break_tie(worker.worker_id))
-
-
-PrefillPlacement = Callable[[FleetLoad, Demand, PlacementPolicy], WorkerLoad | None]
-"""Chooses the worker for a (re-)prefill; ``None``: the request waits in the central line."""
-
-HYBRID = "hybrid"
-"""Name of Algorithm 2."""
-
-PLACEMENT_POLICIES: dict[str, PrefillPlacement] = {HYBRID: place_prefill}
-"""Prefill placements by the name that settings have."""

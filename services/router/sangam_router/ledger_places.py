@@ -6,6 +6,7 @@ placer's, losses the fleet view's.
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 
 from sangam_core.errors import InvalidRequest
 from sangam_core.lifecycle import Request
@@ -53,7 +54,7 @@ class LedgerPlaces:
         placement = await self._placer.prefill(
             _ticket(request),
             _key(request, request.attempt + 1),
-            demand,
+            replace(demand, is_new=is_new),
             avoid=avoid,
             line_limit=self._max_waiting if is_new else None,
             patience_seconds=None if is_new else self._stall_seconds,

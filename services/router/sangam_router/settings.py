@@ -14,6 +14,7 @@ from pydantic_settings import NoDecode
 
 from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 from sangam_core.placement import PlacementPolicy
+from sangam_core.placements import HYBRID, PLACEMENTS
 from sangam_core.settings import ServiceSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -95,6 +96,13 @@ class RouterSettings(ServiceSettings):
     theta_tokens: Annotated[float, Field(gt=0)] = math.inf
     """Theta of Algorithm 2: outstanding prefill tokens from which on a prefill worker is passed
     over for a colocated one. Infinite: only for want of pages."""
+    placement: str = HYBRID
+    """Where prefills go: ``hybrid`` (Algorithm 2), ``shortest_delay`` (overflow by predicted
+    delay), ``decode_aware``."""
+    max_blocks_per_decoder: Annotated[float, Field(gt=0)] = math.inf
+    """New requests wait while the fleet holds this many blocks for each worker that can decode;
+    those that have begun go on. Shortens the tail of latencies under overload, see
+    ``loadtest/reproduction``. Infinite: no bound, as in the paper."""
     overflow: bool = True
     """Whether prefills may overflow to colocated workers at all; off is static disaggregation."""
 
@@ -163,9 +171,16 @@ class RouterSettings(ServiceSettings):
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
 
-    @field_validator("theta_tokens", mode="before")
+    @field_validator("placement")
     @classmethod
-    def _theta_in_words(cls, value: object) -> object:
+    def _placement_is_known(cls, value: str) -> str:
+        if value not in PLACEMENTS:
+            raise ValueError(f"must be one of {', '.join(PLACEMENTS)}")
+        return value
+
+    @field_validator("theta_tokens", "max_blocks_per_decoder", mode="before")
+    @classmethod
+    def _infinity_in_words(cls, value: object) -> object:
         return (
             math.inf if isinstance(value, str) and value.lower() in {"inf", "infinity"} else value
         )
@@ -184,5 +199,10 @@ class RouterSettings(ServiceSettings):
 
     @property
     def policy(self) -> PlacementPolicy:
-        """Algorithm 2's parameters."""
-        return PlacementPolicy(theta_tokens=self.theta_tokens, is_overflow_allowed=self.overflow)
+        """Which placement, and its parameters."""
+        return PlacementPolicy(
+            theta_tokens=self.theta_tokens,
+            is_overflow_allowed=self.overflow,
+            name=self.placement,
+            max_blocks_per_decoder=self.max_blocks_per_decoder,
+        )

@@ -152,6 +152,7 @@ class Worker:
             total_pages=pool.total_pages,
             tau_tokens=settings.tau_tokens(settings.role),
             transferred_decode_share=settings.transferred_decode_share,
+            admission=settings.admission,
         )
         self.loop = EngineLoop(
             engine,

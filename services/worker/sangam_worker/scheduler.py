@@ -9,7 +9,13 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sangam_core.admission import Candidate, admit, iteration_budget
+from sangam_core.admission import (
+    ADMISSION_POLICIES,
+    DEFICIT,
+    Candidate,
+    admit,
+    iteration_budget,
+)
 from sangam_core.answer import Completion, completion
 from sangam_core.decoding import Commit, EosRule
 from sangam_core.wire import BlockKey
@@ -50,6 +56,7 @@ class Scheduler:
             could otherwise hold D >= tau for ever, and Algorithm 1 admits nothing then. A decode
             that is older than the waiting prefill joins at once, and one that alone is over the
             share lets the idle rule admit the prefill first, so neither side starves.
+        admission: which tau an iteration gets, by name (``sangam_core.admission``).
     """
 
     def __init__(
@@ -59,12 +66,15 @@ class Scheduler:
         total_pages: int,
         tau_tokens: int,
         transferred_decode_share: float = 0.75,
+        admission: str = DEFICIT,
     ) -> None:
         self.mask_id = mask_id
         self.tau_tokens = tau_tokens
         self.transferred_decode_share = transferred_decode_share
         self.pages = PageAllocator(total_pages)
         self.carried_tokens = 0
+        self._budget = ADMISSION_POLICIES[admission]
+        self._waiting_tokens = 0
         self._blocks: dict[BlockKey, BlockState] = {}
         self._waiting: list[BlockState] = []
         self._decodes: list[BlockState] = []
@@ -84,7 +94,7 @@ class Scheduler:
     def submit(self, state: BlockState) -> None:
         """Queue a block's whole-sequence pass, in request arrival order."""
         self._add(state)
-        insort(self._waiting, state, key=_order)
+        self._wait(state)
 
     def reserve(self, state: BlockState) -> bool:
         """Reserve pages for a block whose KV will arrive; False (nothing held) without room."""
@@ -191,10 +201,15 @@ class Scheduler:
         assert state.key not in self._blocks, f"block {state.key} is here already"
         self._blocks[state.key] = state
 
+    def _wait(self, state: BlockState) -> None:
+        insort(self._waiting, state, key=_order)
+        self._waiting_tokens += len(state.next_rows().fed)
+
     def _drop(self, state: BlockState) -> None:
         del self._blocks[state.key]
         if state.stage is Stage.WAITING:
             self._waiting.remove(state)
+            self._waiting_tokens -= len(state.next_rows().fed)
         elif state.stage is Stage.DECODING:
             self._decodes.remove(state)
         elif state.stage is Stage.PARKED:
@@ -224,20 +239,22 @@ class Scheduler:
         return bool(self._decodes) or self._waiting[0].num_pages <= self.pages.num_free
 
     def _admit(self, decode_tokens: int) -> list[Pass]:
-        candidates = self._candidates(decode_tokens)
-        admission = admit(self.carried_tokens, self.tau_tokens, decode_tokens, candidates)
+        tau_tokens = self._budget(self.tau_tokens, decode_tokens, self._waiting_tokens)
+        candidates = self._candidates(tau_tokens, decode_tokens)
+        admission = admit(self.carried_tokens, tau_tokens, decode_tokens, candidates)
         self.carried_tokens = admission.carried_tokens
         admitted = self._waiting[: admission.num_admitted]
         del self._waiting[: admission.num_admitted]
         for state in admitted:
+            self._waiting_tokens -= len(state.next_rows().fed)
             pages = self.pages.allocate(state.num_pages)
             assert pages is not None, "a candidate's pages were counted as free"
             state.stage, state.pages = Stage.ADMITTED, pages
         return [self._pass(state) for state in admitted]
 
-    def _candidates(self, decode_tokens: int) -> list[Candidate]:
+    def _candidates(self, tau_tokens: int, decode_tokens: int) -> list[Candidate]:
         """The waiting prefills from the head to the first that cannot be admitted."""
-        budget = iteration_budget(self.carried_tokens, self.tau_tokens, decode_tokens)
+        budget = iteration_budget(self.carried_tokens, tau_tokens, decode_tokens)
         free = self.pages.num_free
         candidates: list[Candidate] = []
         for state in self._waiting:
@@ -320,7 +337,7 @@ class Scheduler:
             state.stage = Stage.HOLDING
         elif state.next_rows().is_whole_sequence:
             state.stage = Stage.WAITING
-            insort(self._waiting, state, key=_order)
+            self._wait(state)
         elif state.stage is not Stage.DECODING:
             state.stage = Stage.DECODING
             self._decodes.append(state)

@@ -9,8 +9,9 @@ import socket
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from sangam_core.admission import ADMISSION_POLICIES, DEFICIT
 from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 from sangam_core.placement import Role
 from sangam_core.settings import ServiceSettings
@@ -61,6 +62,10 @@ class WorkerSettings(ServiceSettings):
     tau_tokens_colocated: Annotated[int, Field(ge=1)] = 1024
     """Token budget of an iteration while the role is ``colocated``: a prefill may stretch a
     decode's pass by about this many rows."""
+
+    admission: str = DEFICIT
+    """Which tau an iteration gets: ``deficit`` (always the role's, Algorithm 1) or ``adaptive``
+    (more while prefills wait, at most four times as much)."""
 
     transferred_decode_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.75
     """While a prefill waits, younger transferred decodes join only up to this share of tau, so
@@ -156,6 +161,13 @@ class WorkerSettings(ServiceSettings):
 
     log_format: Literal["json", "console"] = "json"
     """One JSON object a line for machines, or coloured text for people."""
+
+    @field_validator("admission")
+    @classmethod
+    def _admission_is_known(cls, value: str) -> str:
+        if value not in ADMISSION_POLICIES:
+            raise ValueError(f"must be one of {', '.join(ADMISSION_POLICIES)}")
+        return value
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

@@ -14,6 +14,7 @@ from tests.router.ledger.world import (
 )
 
 from sangam_core.errors import Overloaded
+from sangam_core.wire import PROTOCOL_VERSION
 from sangam_router.ledger import Ledger, Line, RefusalReason, Refused, Reservation
 
 pytestmark = pytest.mark.integration
@@ -199,7 +200,7 @@ async def test_an_entry_that_nobody_waits_for_is_removed_by_its_own_router(world
     await world.publish(lease("w"))
     a, b = world.router("a"), world.router("b")
     await a.heartbeat()
-    line = f"{world.keys.prefix}line:prefill:1:small"
+    line = f"{world.keys.prefix}line:prefill:{PROTOCOL_VERSION}:small"
     await world.redis.zadd(line, {f"ghost\x1f{a.owner}\x1f0": 0.5})
     await a.join_line(ticket("real", 1.0))
     assert await reserve(b, "young", arrival_seconds=2.0) == OLDER_WAITS

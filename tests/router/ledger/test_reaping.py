@@ -15,6 +15,7 @@ from tests.router.ledger.world import (
 )
 
 from sangam_core.placement import Role
+from sangam_core.wire import PROTOCOL_VERSION
 from sangam_router.ledger import Line, Reservation
 
 pytestmark = pytest.mark.integration
@@ -185,12 +186,13 @@ async def test_the_audit_reports_a_counter_that_is_not_the_sum_of_its_records(
     prefix = world.keys.prefix
     await world.redis.hincrby(f"{prefix}load", "p\x1fp-1", 7)
     await world.redis.hdel(f"{prefix}pages", "p\x1fp-1")
-    await world.redis.hset(f"{prefix}pending_pages", "1:small", 5)
+    service = f"{PROTOCOL_VERSION}:small"
+    await world.redis.hset(f"{prefix}pending_pages", service, 5)
     found = (await world.audit()).differences
     assert [(d.counter, d.field, d.counted, d.recorded) for d in found] == [
         ("load", ("p", "p-1"), 71, 64),
         ("pages", ("p", "p-1"), 0, 4),
-        ("pending_pages", ("1:small",), 5, 4),
+        ("pending_pages", (service,), 5, 4),
     ]
     assert demand().num_pages == 4
     await router.leave_line(ticket(), Line.DECODE)

@@ -10,7 +10,7 @@ How a driver gets a place (``placing.py`` has this loop ready made)::
     try:
         while True:
             snapshot = await ledger.snapshot()
-            worker = place_prefill(snapshot.fleet, demand, policy)
+            worker = place(snapshot.fleet, demand, policy)
             if worker is not None:
                 bound = load_bound(snapshot.fleet, worker, demand, policy)
                 got = await ledger.reserve_prefill(ticket, key, demand, worker, bound_tokens=bound)

@@ -20,8 +20,8 @@ from sangam_core.placement import (
     Role,
     WorkerLoad,
     place_decode,
-    place_prefill,
 )
+from sangam_core.placements import place
 from sangam_core.wire import BlockKey
 from sangam_router.fleet import FleetView
 from sangam_router.ledger.ledger import Ledger
@@ -125,7 +125,7 @@ class Placer:
             Line.PREFILL,
             ticket,
             avoid,
-            lambda fleet: place_prefill(fleet, demand, self._policy),
+            lambda fleet: place(fleet, demand, self._policy),
             reserve,
             lambda: self._ledger.join_line(ticket, limit=line_limit),
         )
@@ -280,7 +280,7 @@ class _Patience:
 def load_bound(
     fleet: FleetLoad, worker: WorkerLoad, demand: Demand, policy: PlacementPolicy
 ) -> float:
-    """The o_w (tokens) that a placement by ``place_prefill`` must still be under when reserved.
+    """The o_w (tokens) that a placement must still be under when reserved.
 
     theta, where Algorithm 2 chose the worker for being under it; infinity where it did not look.
     """

@@ -1,0 +1,114 @@
+"""Which trials make up each part of the evaluation.
+
+Decides models, traces, splits, rates and budgets; ``claims`` says what is held against them. Rates
+run from light load to beyond saturation of the best mode.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
+
+LLADA, DREAM = "llada-8b", "dream-7b"
+SHAREGPT, ARXIV = "sharegpt", "arxiv"
+PAIRS = ((LLADA, SHAREGPT), (LLADA, ARXIV), (DREAM, SHAREGPT), (DREAM, ARXIV))
+COLOCATED, DISAGGREGATED, HYBRID = "8C", "5P3D", "5P3C"
+MODES = (COLOCATED, DISAGGREGATED, HYBRID)
+
+_PAPER_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    (LLADA, SHAREGPT): (4, 5, 6, 7, 7.5, 8, 9),
+    (LLADA, ARXIV): (4, 5, 6, 7, 8, 9, 10),
+    (DREAM, SHAREGPT): (3, 4, 5, 6, 6.5, 7, 8),
+    (DREAM, ARXIV): (5, 6, 7, 8, 9, 9.5, 10),
+}
+_OUR_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    (LLADA, SHAREGPT): (6, 8, 9, 10, 11, 12),
+    (LLADA, ARXIV): (6, 8, 10, 11, 12, 13),
+    (DREAM, SHAREGPT): (5, 7, 8, 9, 10, 11),
+    (DREAM, ARXIV): (7, 9, 11, 12, 13, 14),
+}
+_FP8_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    (LLADA, SHAREGPT): (10, 12, 14, 16, 18),
+    (DREAM, ARXIV): (13, 15, 17, 19, 21),
+}
+
+
+def modes() -> Iterator[Trial]:
+    """Sections 6.2: the three modes, four pairs, rising rates."""
+    for (model, trace), rates in _PAPER_RATES.items():
+        for split in MODES:
+            for rate in rates:
+                yield Trial("modes", model, trace, split, rate)
+
+
+def ratios() -> Iterator[Trial]:
+    """Section 3.3: prefill workers to decode workers, static disaggregation."""
+    for split in ("4P4D", "5P3D", "6P2D"):
+        for rate in (4, 5, 6, 7):
+            yield Trial("ratios", LLADA, SHAREGPT, split, rate)
+
+
+def colocated_budgets() -> Iterator[Trial]:
+    """Section 6.3: tau of colocated workers."""
+    for tau in (512, 1024, 4096, 16384):
+        for rate in _PAPER_RATES[LLADA, SHAREGPT][1:]:
+            yield Trial("colocated budgets", LLADA, SHAREGPT, COLOCATED, rate, tau_tokens=tau)
+
+
+def hybrid_budgets() -> Iterator[Trial]:
+    """Section 6.4: tau of a hybrid's colocated workers."""
+    for model, trace in ((LLADA, SHAREGPT), (DREAM, ARXIV)):
+        for tau in (1024, 4096):
+            for rate in _PAPER_RATES[model, trace][2:]:
+                yield Trial("hybrid budgets", model, trace, HYBRID, rate, tau_tokens=tau)
+
+
+def thresholds() -> Iterator[Trial]:
+    """How much theta matters, which the paper does not give."""
+    for theta in (4096.0, 8192.0, 16384.0, math.inf):
+        yield Trial("thresholds", DREAM, ARXIV, HYBRID, 9, theta_tokens=theta)
+
+
+def batch_one() -> Iterator[Trial]:
+    """Section 6.5: one request at a time on each worker, against batches."""
+    known: dict[tuple[str, str], tuple[float, ...]] = {
+        (LLADA, SHAREGPT): (0.5, 1, 2, 2.5, 3, 3.5),
+        (DREAM, ARXIV): (1, 2, 3, 4, 5, 6),
+    }
+    for (model, trace), rates in known.items():
+        for rate in rates:
+            trial = Trial("batch one", model, trace, COLOCATED, rate, is_batch_one=True)
+            yield replace(trial, label="batch 1")
+            yield replace(trial, label="Fast-dLLM, batch 1", system="fast-dllm", rate=rate / 2)
+
+
+def ours() -> Iterator[Trial]:
+    """This system's costs, the paper's policies."""
+    for (model, trace), rates in _OUR_RATES.items():
+        for split in MODES:
+            for rate in rates:
+                yield Trial("ours", model, trace, split, rate, system=OURS)
+    for (model, trace), rates in _FP8_RATES.items():
+        for rate in rates:
+            trial = Trial("ours", model, trace, HYBRID, rate, system=OURS, quantization="fp8")
+            yield replace(trial, label=f"{HYBRID} FP8")
+
+
+def every_trial() -> Iterator[Trial]:
+    """All of them."""
+    for study in (
+        modes,
+        ratios,
+        colocated_budgets,
+        hybrid_budgets,
+        thresholds,
+        batch_one,
+        ours,
+    ):
+        yield from study()
+
+
+def is_of(trial: Trial, study: str, model: str, trace: str, system: str = PAPER) -> bool:
+    """Whether a trial belongs to a study's facet."""
+    return (trial.study, trial.model, trial.trace, trial.system) == (study, model, trace, system)
