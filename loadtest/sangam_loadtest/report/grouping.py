@@ -67,10 +67,10 @@ class SeriesOf:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._has_systems = len({run.label.system for run in runs}) > 1
         self._has_kinds = len({run.label.kind for run in runs}) > 1
-        taus: dict[object, set[int | None]] = defaultdict(set)
+        taus: dict[tuple[Pair, object], set[int | None]] = defaultdict(set)
         for run in runs:
-            taus[_budget_group(run)].add(run.label.tau_tokens)
-        self._swept = {group for group, found in taus.items() if len(found) > 1}
+            taus[Pair.of(run), _deployment(run)].add(run.label.tau_tokens)
+        self._swept = {deployment for (_, deployment), found in taus.items() if len(found) > 1}
         found_series = {self(run) for run in runs}
         self.all = sorted(
             found_series, key=lambda s: (configuration_order(s.configuration), natural(s.variant))
@@ -81,7 +81,7 @@ class SeriesOf:
         label, parts = run.label, []
         if self._has_systems:
             parts.append(label.system or "unknown system")
-        if _budget_group(run) in self._swept:
+        if _deployment(run) in self._swept:
             parts.append(tau_name(label.tau_tokens))
         if self._has_kinds:
             parts.append(label.kind or "unknown kind")
@@ -97,9 +97,9 @@ def tau_name(tau_tokens: float | None) -> str:
     return "τ unknown" if tau_tokens is None else f"τ = {tau_tokens:g}"
 
 
-def _budget_group(run: Run) -> object:
-    label = run.label
-    return (Pair.of(run), label.configuration, label.system, label.kind)
+def _deployment(run: Run) -> object:
+    """What a sweep of tau keeps. Swept in one facet, it is called by its tau in all of them."""
+    return (run.label.configuration, run.label.system, run.label.kind)
 
 
 def natural(name: str) -> tuple[tuple[int, float, str], ...]:

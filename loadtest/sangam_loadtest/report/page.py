@@ -4,6 +4,7 @@ Decides what is on the page; how it looks is ``page.html.j2``'s. Called by ``bui
 """
 
 import base64
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +17,7 @@ from sangam_loadtest.report.loading import is_labelled
 from sangam_loadtest.report.runs import Run
 
 _OPEN_ROWS = 12  # longer tables are folded
+_PNG_SIZE_OFFSET = 16  # after the signature and the first chunk's length and type
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +37,21 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A figure on the page, its image as a data URI."""
+    """A figure on the page, its image as a data URI, at half its pixels: sharp on fine screens."""
 
     figure: Drawn
     image: str
+    width: int
+    height: int
     grid: Grid
 
     @classmethod
     def of(cls, figure: Drawn) -> "Section":
         """Reads the figure's PNG."""
-        image = base64.b64encode(figure.path.read_bytes()).decode("ascii")
-        return cls(figure, f"data:image/png;base64,{image}", Grid.of(figure.table))
+        content = figure.path.read_bytes()
+        width, height = struct.unpack_from(">II", content, _PNG_SIZE_OFFSET)
+        image = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
+        return cls(figure, image, width // 2, height // 2, Grid.of(figure.table))
 
     @property
     def anchor(self) -> str:

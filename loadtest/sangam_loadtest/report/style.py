@@ -79,14 +79,14 @@ class Look:
 def looks_of(series: Sequence[Series]) -> dict[Series, Look]:
     """A look for each series: its configuration's colour, its variant's dashes, its own marker."""
     configurations = list(dict.fromkeys(s.configuration for s in series))
-    variants = list(dict.fromkeys(s.variant for s in series))
+    variants = list(dict.fromkeys(s.variant for s in series if s.variant))
     if len(configurations) == 1:  # then the colours tell the variants apart
-        return {s: look(variants.index(s.variant)) for s in series}
+        return {s: look(place) for place, s in enumerate(series)}
     return {
         s: Look(
             OKABE_ITO[configurations.index(s.configuration) % len(OKABE_ITO)],
             MARKERS[n % len(MARKERS)],
-            DASHES[variants.index(s.variant) % len(DASHES)],
+            DASHES[variants.index(s.variant) % len(DASHES) if s.variant else 0],
         )
         for n, s in enumerate(series)
     }

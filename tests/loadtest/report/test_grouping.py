@@ -39,6 +39,12 @@ def test_budgets_that_follow_the_configuration_are_no_sweep() -> None:
     assert names(runs) == ["8C", "4P4D"]
 
 
+def test_what_is_swept_in_one_facet_is_called_by_its_budget_in_all() -> None:
+    swept = [run("8C", num=5, tau_tokens=tau) for tau in (1024, 4096)]
+    runs = [*swept, run("8C", num=5, trace="arxiv", tau_tokens=1024)]
+    assert names(runs) == ["8C, τ = 1024", "8C, τ = 4096"]
+
+
 def test_facets_are_pairs_of_model_and_trace_with_a_models_together() -> None:
     runs = [
         run(num=5, model="dream-7b"),

@@ -101,6 +101,7 @@ def test_report_writes_images_tables_and_a_page(tmp_path: Path) -> None:
     for image in page.images:
         assert (image["src"] or "").startswith("data:image/png;base64,")
         assert len(image["alt"] or "") > 40
+        assert 400 <= int(image["width"] or 0) <= 1100
     assert "Runs: 4 simulated; requests: 240." in text
     assert "prefers-color-scheme: dark" in text
     with (output / "summary.csv").open(encoding="utf-8", newline="") as file:

@@ -46,7 +46,8 @@ _REST_LOOK = (GREY, "--")
 _REQUESTS = ("mean request", "P99 request")
 _P99_HALF_WIDTH = 0.005
 _P99_MIN_REQUESTS = 5
-_BAR_INCHES = 0.34
+_ROUNDING_SECONDS = 1e-5  # records have whole microseconds, of each part
+_BAR_INCHES, _AXIS_INCHES = 0.34, 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ def parts_of(run: Run, what: str) -> dict[str, float]:
         for name, column in columns.items()
         if not np.isnan(column).all()
     }
-    return {**parts, REST: max(0.0, float(latency[which].mean()) - sum(parts.values()))}
+    rest = float(latency[which].mean()) - sum(parts.values())
+    return {**parts, REST: rest if rest > _ROUNDING_SECONDS else 0.0}
 
 
 def _around_p99(latency: Floats) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
@@ -154,8 +156,9 @@ def _draw(bars: Sequence[Bar], used: Sequence[str], path: Path) -> bool:
     """Draws and saves the figure; returns whether a bar is cut."""
     pairs = list(dict.fromkeys(bar.pair for bar in bars))
     of_pair = {pair: [bar for bar in bars if bar.pair == pair] for pair in pairs}
-    height = 0.8 + _BAR_INCHES * max(len(found) for found in of_pair.values())
-    figure, grid = panels(len(pairs), len(_REQUESTS), (PAGE_INCHES / 2, height))
+    heights = [_AXIS_INCHES + _BAR_INCHES * len(found) for found in of_pair.values()]
+    size = (PAGE_INCHES / len(_REQUESTS), sum(heights) / len(heights))
+    figure, grid = panels(len(pairs), len(_REQUESTS), size, height_ratios=heights)
     is_any_cut = False
     for row, (pair, found) in zip(grid, of_pair.items(), strict=True):
         for axes, what in zip(row, _REQUESTS, strict=True):

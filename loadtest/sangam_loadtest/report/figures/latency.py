@@ -14,10 +14,11 @@ from sangam_loadtest.report.drawn import Drawn, NothingToDraw, Table, listed
 from sangam_loadtest.report.grouping import Pair, SeriesOf, by_pair, pooled, pooling_notes
 from sangam_loadtest.report.lines import STATISTICS, draw_lines, latency, lines_of
 from sangam_loadtest.report.runs import Run
-from sangam_loadtest.report.style import drawing, legend_below, looks_of, panels, save
+from sangam_loadtest.report.style import PAGE_INCHES, drawing, legend_below, looks_of, panels, save
 
-_PANEL_INCHES = (2.75, 2.35)
+_HEIGHT_INCHES = 2.35
 _WIDE_INCHES = (4.6, 2.9)
+_MAX_WIDTH_INCHES = 4.2
 _MAX_COLUMNS = 4
 
 
@@ -76,7 +77,8 @@ def _layout(pairs: Sequence[Pair]) -> tuple[Figure, dict[tuple[Pair, str], Axes]
     else:
         num_columns = min(len(pairs), _MAX_COLUMNS)
         num_bands = -(-len(pairs) // num_columns)
-        figure, grid = panels(2 * num_bands, num_columns, _PANEL_INCHES)
+        width = min(_MAX_WIDTH_INCHES, PAGE_INCHES / num_columns)
+        figure, grid = panels(2 * num_bands, num_columns, (width, _HEIGHT_INCHES))
         for place in range(num_bands * num_columns):
             band, column = divmod(place, num_columns)
             for row, statistic in enumerate(STATISTICS):
