@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-router bench-client loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-router bench-client reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -113,6 +113,9 @@ bench-client: $(STAMP) ## how much load one core of the load test's client makes
 
 loadtest: $(STAMP) ## load what `make up` started with the small model's questions (RATE=2, PORT=)
 	$(BIN)/sangam loadtest run --rate $(or $(RATE),2) --duration 30 --warmup 5 $(if $(PORT),--url http://127.0.0.1:$(PORT))
+
+reproduce: $(STAMP) ## the paper's evaluation in simulation, into loadtest/reproduction (half an hour on 2 cores; goes on where it was)
+	nice $(BIN)/python -m sangam_loadtest.reproduction
 
 clean: ## remove the virtual environment and logs
 	rm -rf $(VENV) .sangam

@@ -8,6 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from sangam_core.admission import ADAPTIVE
+from sangam_core.placements import DECODE_AWARE, SHORTEST_DELAY
 from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
 
 LLADA, DREAM = "llada-8b", "dream-7b"
@@ -32,6 +34,17 @@ _FP8_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     (LLADA, SHAREGPT): (10, 12, 14, 16, 18),
     (DREAM, ARXIV): (13, 15, 17, 19, 21),
 }
+
+
+BREAKDOWN_RATES = {
+    (LLADA, SHAREGPT): 7,
+    (LLADA, ARXIV): 7,
+    (DREAM, SHAREGPT): 6,
+    (DREAM, ARXIV): 9,
+}
+"""Where latencies are taken apart: near saturation of the weaker modes."""
+RATIO_RATE = 6
+"""Where the queues of ratios of prefill to decode workers are compared."""
 
 
 def modes() -> Iterator[Trial]:
@@ -95,6 +108,53 @@ def ours() -> Iterator[Trial]:
             yield replace(trial, label=f"{HYBRID} FP8")
 
 
+HIGH_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    (LLADA, SHAREGPT): (10, 11),
+    (LLADA, ARXIV): (11, 12),
+    (DREAM, SHAREGPT): (9, 10),
+    (DREAM, ARXIV): (12, 13),
+}
+
+
+def variants(model: str, trace: str) -> Iterator[Trial]:
+    """Every policy that was tried, as a trial without its rate."""
+    base = Trial("beyond", model, trace, HYBRID, 0, system=OURS, label="Algorithm 2")
+    small = replace(base, tau_prefill_tokens=2048)
+    delay = replace(small, placement=SHORTEST_DELAY)
+    yield replace(base, split=COLOCATED, label=f"{COLOCATED}, tau 1024")
+    yield replace(base, split=COLOCATED, label=f"{COLOCATED}, tau 16384", tau_tokens=16384)
+    yield replace(base, split=DISAGGREGATED, label=DISAGGREGATED)
+    yield replace(base, label=f"{HYBRID}, Algorithm 2")
+    yield replace(small, label="one prefill at a time (tau 2048 on prefill workers)")
+    yield replace(delay, label="... and overflow by predicted delay")
+    yield replace(delay, label="... and 40 blocks a decoder", max_blocks_per_decoder=40)
+    yield replace(delay, label="... and 32 blocks a decoder", max_blocks_per_decoder=32)
+    yield replace(small, label="40 blocks a decoder, Algorithm 2", max_blocks_per_decoder=40)
+    yield replace(base, label="adaptive tau", admission=ADAPTIVE)
+    yield replace(base, split=COLOCATED, label=f"{COLOCATED}, adaptive tau", admission=ADAPTIVE)
+    yield replace(base, split=COLOCATED, label=f"{COLOCATED}, decode-aware", placement=DECODE_AWARE)
+    yield replace(delay, label="4P4C by predicted delay", split="4P4C")
+    yield replace(delay, label="6P2C by predicted delay", split="6P2C")
+
+
+def reference_labels() -> tuple[str, ...]:
+    """The paper's modes among the variants: what a policy has to beat."""
+    return (
+        f"{COLOCATED}, tau 1024",
+        f"{COLOCATED}, tau 16384",
+        DISAGGREGATED,
+        f"{HYBRID}, Algorithm 2",
+    )
+
+
+def beyond() -> Iterator[Trial]:
+    """Policies that the paper does not have, at high load."""
+    for (model, trace), rates in HIGH_RATES.items():
+        for variant in variants(model, trace):
+            for rate in rates:
+                yield replace(variant, rate=rate)
+
+
 def every_trial() -> Iterator[Trial]:
     """All of them."""
     for study in (
@@ -105,6 +165,7 @@ def every_trial() -> Iterator[Trial]:
         thresholds,
         batch_one,
         ours,
+        beyond,
     ):
         yield from study()
 

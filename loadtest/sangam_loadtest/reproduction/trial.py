@@ -48,6 +48,7 @@ class Trial:
         study: which part of the evaluation it belongs to.
         label: what figures call the deployment; the split where empty.
         rate: nominal requests a second of the paper's generator.
+        has_fixed_buffer: L is the trace's; else each answer's length in whole blocks.
     """
 
     study: str
@@ -62,6 +63,8 @@ class Trial:
     theta_tokens: float = THETA_TOKENS
     placement: str = HYBRID
     admission: str = DEFICIT
+    max_blocks_per_decoder: float = math.inf
+    has_fixed_buffer: bool = True
     quantization: str = "bf16"
     is_batch_one: bool = False
     num_requests: int = 1000
@@ -90,9 +93,12 @@ class Trial:
             },
             theta_tokens=self.theta_tokens,
             transferred_decode_share=math.inf if self.system == PAPER else 0.75,
-            mask_buffer_tokens=SYNTHETIC_TRACES[self.trace].mask_buffer_tokens,
+            mask_buffer_tokens=(
+                SYNTHETIC_TRACES[self.trace].mask_buffer_tokens if self.has_fixed_buffer else None
+            ),
             is_batch_one=self.is_batch_one,
             placement=self.placement,
+            max_blocks_per_decoder=self.max_blocks_per_decoder,
             admission=self.admission,
         )
 

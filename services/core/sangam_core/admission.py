@@ -99,8 +99,11 @@ def budget_following_queue(tau_tokens: int, decode_tokens: int, waiting_tokens: 
 DEFICIT = "deficit"
 """Name of Algorithm 1 with a fixed tau."""
 
+ADAPTIVE = "adaptive"
+"""Name of the budget that follows the queue."""
+
 ADMISSION_POLICIES: dict[str, BudgetPolicy] = {
     DEFICIT: fixed_budget,
-    "adaptive": budget_following_queue,
+    ADAPTIVE: budget_following_queue,
 }
 """Admission policies by the name that settings have: which tau an iteration gets."""

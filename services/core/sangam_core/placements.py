@@ -91,10 +91,13 @@ HYBRID = "hybrid"
 SHORTEST_DELAY = "shortest_delay"
 """Name of the overflow by predicted delay."""
 
+DECODE_AWARE = "decode_aware"
+"""Name of the placement that counts decodes on colocated workers."""
+
 PLACEMENTS: dict[str, PrefillPlacement] = {
     HYBRID: place_prefill,
     SHORTEST_DELAY: place_by_delay,
-    "decode_aware": place_decode_aware,
+    DECODE_AWARE: place_decode_aware,
 }
 """Prefill placements by the name that settings have."""
 

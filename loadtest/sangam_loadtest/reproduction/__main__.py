@@ -1,0 +1,34 @@
+"""``make reproduce``: runs every trial and writes the page, the figures and the numbers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sangam_loadtest.reproduction.page import write_page
+from sangam_loadtest.reproduction.runner import run_trials
+from sangam_loadtest.reproduction.studies import every_trial
+from sangam_router.command_errors import errors_told
+
+
+def reproduce(
+    output: Annotated[Path, typer.Option(help="Folder of the page and the figures.")] = Path(
+        "loadtest/reproduction"
+    ),
+    work: Annotated[
+        Path, typer.Option(help="Folder of the records; what is there is not run again.")
+    ] = Path(".sangam/reproduction"),
+) -> None:
+    """Simulate the paper's evaluation and this system's beside it, and tell how they came out."""
+    console = Console(highlight=False)
+    with errors_told():
+        trials = list(every_trial())
+        console.print(f"{len(trials)} trials; records in {work}", soft_wrap=True)
+        results = run_trials(trials, work, console)
+        write_page(results, output)
+        console.print(f"page: {output / 'README.md'}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    typer.run(reproduce)

@@ -1,0 +1,76 @@
+"""Writes the page: assumptions, the table of claims, figures, both systems, policies.
+
+Decides the page's order; what it says of the numbers comes from ``claims`` and ``tables``, the
+words are in ``page.md.j2``. Called by ``__main__``.
+"""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from sangam_loadtest.report.drawn import Drawn, Table
+from sangam_loadtest.report.summary_table import summary_table
+from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, Finding, findings
+from sangam_loadtest.reproduction.pictures import draw
+from sangam_loadtest.reproduction.runner import Results
+from sangam_loadtest.reproduction.studies import PAIRS, reference_labels
+from sangam_loadtest.reproduction.tables import both_systems, fp8, policies, thresholds, winners
+from sangam_loadtest.simulator.commits import DEFAULT_COMMITS
+
+PAGE = "README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """A policy, and at how many points it is better than the best of the references."""
+
+    label: str
+    num_means: int
+    num_tails: int
+
+
+def write_page(results: Results, folder: Path) -> None:
+    """Write page, figures and numbers into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = draw(results, folder)
+    claims = findings(results)
+    summary_table(list(results.values())).write_csv(folder / "runs.csv")
+    text = resources.files(__package__).joinpath("page.md.j2").read_text("utf-8")
+    environment = Environment(
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    page = environment.from_string(text).render(
+        claims=_claims_table(claims).to_markdown(),
+        num_holding=sum(finding.verdict == "holds" for finding in claims),
+        num_claims=len(claims),
+        figures={section: [_figure(figure) for figure in of] for section, of in drawn.items()},
+        systems=both_systems(results).to_markdown(),
+        fp8=fp8(results).to_markdown(),
+        policies=policies(results).to_markdown(),
+        thresholds=thresholds(results).to_markdown(),
+        winners=[Winner(*row) for row in winners(results, reference_labels())],
+        num_points=2 * len(PAIRS),
+        num_trials=len({trial.digest for trial in results}),
+        commits=DEFAULT_COMMITS,
+        bounds={f"{model}, {trace}": bound for (model, trace), bound in MEAN_BOUNDS.items()},
+    )
+    (folder / PAGE).write_text(page, encoding="utf-8")
+
+
+def _claims_table(claims: list[Finding]) -> Table:
+    return Table(
+        ("section", "claim", "paper", "here", "verdict"),
+        tuple((c.section, c.claim, c.paper, c.ours, c.verdict) for c in claims),
+    )
+
+
+def _figure(figure: Drawn) -> str:
+    notes = " ".join(figure.notes)
+    said = f"*{figure.caption} {notes}*".replace(" *", "*")
+    return f"![{figure.alt}]({figure.path.name})\n\n{said}"

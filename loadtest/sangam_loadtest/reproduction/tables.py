@@ -1,0 +1,157 @@
+"""The tables of the page besides the claims: both systems side by side, and the policies tried.
+
+Decides which numbers are compared at which rate. Called by ``page``.
+"""
+
+from collections.abc import Iterator
+
+from sangam_loadtest.report.drawn import Table
+from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, capacity, mode_curve
+from sangam_loadtest.reproduction.curves import Curve
+from sangam_loadtest.reproduction.runner import Results
+from sangam_loadtest.reproduction.studies import (
+    HIGH_RATES,
+    HYBRID,
+    MODES,
+    PAIRS,
+    variants,
+)
+from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
+
+
+def both_systems(results: Results) -> Table:
+    """Highest rate within the mean's bound, by pair and mode: the paper's system and this one."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for pair in PAIRS:
+        found: dict[str, dict[str, float | None]] = {}
+        for system, study in ((PAPER, "modes"), (OURS, "ours")):
+            found[system] = {
+                split: capacity(
+                    mode_curve(results, pair, split, study=study, system=system, where=_is_bf16),
+                    pair,
+                )
+                for split in MODES
+            }
+        best = {system: max(rates.values(), key=_number) for system, rates in found.items()}
+        mode = max(found[OURS], key=lambda split: _number(found[OURS][split]))
+        paper, ours = best[PAPER], best[OURS]
+        rows.append(
+            (
+                f"{pair[0]}, {pair[1]}",
+                MEAN_BOUNDS[pair],
+                *(found[PAPER][split] for split in MODES),
+                *(found[OURS][split] for split in MODES),
+                mode,
+                ours / paper if ours and paper else None,
+            )
+        )
+    return Table(
+        (
+            "model, trace",
+            "mean within, s",
+            *(f"paper's {split}" for split in MODES),
+            *(f"this {split}" for split in MODES),
+            "best here",
+            "times the paper's best",
+        ),
+        tuple(rows),
+    )
+
+
+def fp8(results: Results) -> Table:
+    """What FP8 adds, against the paper's best mode."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for pair in PAIRS:
+        curve = mode_curve(
+            results, pair, HYBRID, study="ours", system=OURS, where=lambda t: not _is_bf16(t)
+        )
+        if not curve.points:
+            continue
+        paper = max(
+            (capacity(mode_curve(results, pair, split), pair) for split in MODES), key=_number
+        )
+        rate = capacity(curve, pair)
+        rows.append(
+            (
+                f"{pair[0]}, {pair[1]}",
+                MEAN_BOUNDS[pair],
+                rate,
+                rate / paper if rate and paper else None,
+            )
+        )
+    return Table(
+        ("model, trace", "mean within, s", f"this {HYBRID}, FP8", "times the paper's best"),
+        tuple(rows),
+    )
+
+
+def policies(results: Results) -> Table:
+    """Mean and P99 at the higher of the high rates, a row a policy, columns by pair."""
+    labels = [trial.label for trial in variants(*PAIRS[0])]
+    rows: list[tuple[str | float | None, ...]] = []
+    for label in labels:
+        cells: list[float | None] = []
+        for pair in PAIRS:
+            for rate in HIGH_RATES[pair]:
+                point = beyond_curve(results, pair, label).at(rate)
+                cells += [point.mean, point.p99]
+        rows.append((label, *cells))
+    columns = [
+        f"{pair[0]}, {pair[1]}, {rate:g}/s: {statistic}"
+        for pair in PAIRS
+        for rate in HIGH_RATES[pair]
+        for statistic in ("mean", "P99")
+    ]
+    return Table(("policy", *columns), tuple(rows))
+
+
+def thresholds(results: Results) -> Table:
+    """What theta does, which the paper does not give."""
+    rows = [
+        (
+            trial.theta_tokens,
+            run.mean("latency_seconds"),
+            run.percentile("latency_seconds", 99),
+        )
+        for trial, run in results.items()
+        if trial.study == "thresholds"
+    ]
+    return Table(
+        ("theta, tokens", "mean, s", "P99, s"),
+        tuple((f"{theta:g}", mean, p99) for theta, mean, p99 in sorted(rows)),
+    )
+
+
+def beyond_curve(results: Results, pair: tuple[str, str], label: str) -> Curve:
+    """A policy's points."""
+    split = next(trial.split for trial in variants(*pair) if trial.label == label)
+    return mode_curve(
+        results,
+        pair,
+        split,
+        study="beyond",
+        system=OURS,
+        where=lambda trial: trial.label == label,
+    )
+
+
+def winners(results: Results, reference: tuple[str, ...]) -> Iterator[tuple[str, int, int]]:
+    """For each policy: at how many of the points its mean, and its P99, are below the best of the
+    references' at that point."""
+    for trial in variants(*PAIRS[0]):
+        is_mean = is_tail = 0
+        for pair in PAIRS:
+            for rate in HIGH_RATES[pair]:
+                point = beyond_curve(results, pair, trial.label).at(rate)
+                others = [beyond_curve(results, pair, label).at(rate) for label in reference]
+                is_mean += point.mean < min(other.mean for other in others)
+                is_tail += point.p99 < min(other.p99 for other in others)
+        yield trial.label, is_mean, is_tail
+
+
+def _is_bf16(trial: Trial) -> bool:
+    return trial.quantization == "bf16"
+
+
+def _number(rate: float | None) -> float:
+    return rate or 0.0
