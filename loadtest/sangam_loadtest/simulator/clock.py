@@ -3,6 +3,7 @@
 Called by everything in the simulator; ``simulate`` turns it.
 """
 
+import math
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
@@ -25,9 +26,9 @@ class VirtualClock:
         """Let something happen after so many seconds."""
         self.at(self.now + seconds, happen)
 
-    def turn(self) -> bool:
-        """Let the next event happen; False when there is none."""
-        if not self._events:
+    def turn(self, until: float = math.inf) -> bool:
+        """Let the next event happen; False when there is none up to a time (seconds)."""
+        if not self._events or self._events[0][0] > until:
             return False
         self.now, _, happen = heappop(self._events)
         happen()

@@ -134,7 +134,6 @@ class SimulatedWorker:
         started = self._clock.now
         seconds = self._costs(batch) + self._owed_seconds + max(0.0, self._free_from - started)
         self._owed_seconds = 0.0
-        self.busy_seconds += seconds
         self._is_running = True
         if self._watch is not None:
             self._watch(Iteration(self.number, started, seconds, batch))
@@ -144,6 +143,7 @@ class SimulatedWorker:
         self._is_running = False
         outcomes = tuple(self._outcome(item) for item in plan.passes)
         ended = self._clock.now
+        self.busy_seconds += ended - started
         for progress in self.scheduler.apply(Outcome(plan.iteration, outcomes)):
             if progress.stage is None:
                 del self._futures[progress.key]
