@@ -4,6 +4,7 @@ Decides how long a run is and what is warm-up; not where requests go (``run``, t
 Called by ``run``, ``capacity`` and the simulator.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -61,17 +62,23 @@ class Load:
         return replace(self, arrivals=replace(self.arrivals, rate=rate))
 
 
-def planned(load: Load) -> list[Due]:
+Take = Callable[[TraceSpec, int], list[TraceRequest]]
+
+
+def planned(load: Load, take: Take = take_requests) -> list[Due]:
     """Every request of a load with its due time; the same load gives the same plan.
 
     Not inside a running event loop (tokenising a text trace needs one of its own).
+
+    Args:
+        take: reads the trace; whoever plans one trace many times keeps its requests.
 
     Raises:
         ConfigurationError: number or duration cannot be had of this trace.
         TraceError: the trace cannot be read or is too short.
     """
     count = _count(load)
-    requests = take_requests(load.trace, count)
+    requests = take(load.trace, count)
     times = schedule(load.arrivals, count, [request.arrival_seconds for request in requests])
     plan = [
         Due(index, at, request, is_warmup=at < load.warmup_seconds)
