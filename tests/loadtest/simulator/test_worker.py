@@ -7,7 +7,7 @@ from sangam_core.wire import BlockKey
 from sangam_loadtest.costs.batch import PassBatch
 from sangam_loadtest.simulator.clock import VirtualClock
 from sangam_loadtest.simulator.tokens import EOS_ID, MASK_ID, WORD_ID
-from sangam_loadtest.simulator.worker import BlockFuture, Iteration, SimulatedWorker, batch_of
+from sangam_loadtest.simulator.worker import BlockFuture, Iteration, SimulatedWorker
 from sangam_worker.block_state import BlockState
 from sangam_worker.scheduler import Progress, Scheduler
 from sangam_worker.strategies import strategy_named
@@ -127,9 +127,7 @@ def test_two_transfers_take_the_time_of_both() -> None:
 
 
 def test_an_iterations_batch_is_its_rows_keys_and_pairs() -> None:
-    scheduler = Scheduler(mask_id=MASK_ID, total_pages=100, tau_tokens=1000)
     bench = Bench()
-    bench.worker.scheduler = scheduler
     bench.submit("a", [20, 12])
     bench.clock.at(0.5, lambda: bench.worker.submit(a_block("b", prompt=68), BlockFuture([32], 0)))
     bench.run()
@@ -146,11 +144,3 @@ def test_an_iterations_batch_is_its_rows_keys_and_pairs() -> None:
         prefill_square_rows=100 * 100,
         head_rows=12 + 32,
     )
-
-
-def test_an_empty_plan_is_an_empty_batch() -> None:
-    scheduler = Scheduler(mask_id=MASK_ID, total_pages=100, tau_tokens=1000)
-    scheduler.submit(a_block("a"))
-    plan = scheduler.next_plan()
-    assert plan is not None
-    assert batch_of(plan).num_sequences == 1
