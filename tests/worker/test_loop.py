@@ -230,6 +230,21 @@ def test_a_transfer_waits_for_no_iteration_at_either_end() -> None:
         assert isinstance(bench.journal.await_event(arriving.key, Completed), Completed)
 
 
+def test_a_reservation_gets_the_pages_that_were_given_back_before_it() -> None:
+    """A full pool's blocks are dropped between two iterations: there is room only then."""
+    with a_bench() as bench:
+        held = [a_transferred_state(f"held {number}") for number in range(15)]
+        for state in held:
+            assert bench.loop.reserve(state, 600.0).result(0)
+        bench.engine.gate.clear()
+        bench.submit(a_state("running"))
+        assert bench.engine.has_begun(1)
+        bench.loop.transfer_ended(held[0].key, CANCELLED)
+        asked = bench.loop.reserve(a_transferred_state("next"), 600.0)
+        bench.engine.gate.set()
+        assert asked.result(DEADLINE_SECONDS)
+
+
 def test_an_unpinned_block_that_was_to_be_dropped_is_lost_at_once() -> None:
     with a_bench() as bench:
         key = bench.submit(a_state(hands_over=True))

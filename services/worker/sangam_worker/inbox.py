@@ -45,12 +45,17 @@ class Inbox:
     def ask_at_once(self, answer: Callable[[], _ResultT]) -> "Future[_ResultT]":
         """Carry out a question now, on the caller's thread and beside a running iteration.
 
-        For what touches no block of a plan under way. The GPU thread looks at its books again.
+        For what touches no block of a plan under way. ``None`` (no room, not held) is no answer
+        yet: what was put before may change it, so it is worked out again after that, between two
+        iterations.
         """
-        future: Future[_ResultT] = Future()
         with self.books:
-            future.set_result(answer())
-        self._commands.put(_nothing)
+            found = answer()
+        if found is None:
+            return self.ask(answer)
+        future: Future[_ResultT] = Future()
+        future.set_result(found)
+        self._commands.put(_nothing)  # the GPU thread looks at its books again
         return future
 
     def take(self, goes_on: Callable[[], bool], *, waits: bool, wait_seconds: float | None) -> None:

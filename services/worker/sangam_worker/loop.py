@@ -198,8 +198,8 @@ class EngineLoop:
         except Exception:
             log.exception("the GPU thread has ended by a bug")
             reason = LossReason(code="engine_error", message="the worker's GPU thread has ended")
-            self._outbox += [(key, Lost(reason=reason)) for key in self._tracked]
-            self._publish(tuple(self._outbox))
+            keys = tuple(self._tracked)  # another thread may be reserving
+            self._publish((*self._outbox, *((key, Lost(reason=reason)) for key in keys)))
 
     def _iterate(self, plan: Plan) -> None:
         started = self._clock()
