@@ -1,6 +1,7 @@
 """``sangam loadtest simulate``: options, and where the results go. The work is the simulator's."""
 
 import csv
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict
@@ -112,7 +113,7 @@ def simulate_command(
             options={
                 **asdict(asked),
                 **{name: _plain(value) for name, value in asdict(costs).items()},
-                **asdict(policy),
+                **{name: _plain(value) for name, value in asdict(policy).items()},
                 "split": str(system.split),
                 "total_pages": system.total_pages,
             },
@@ -177,7 +178,8 @@ def _write(path: Path, write: Callable[[], None]) -> None:
 
 
 def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
+    """A value as JSON can say it, which knows no infinity."""
+    return str(value) if isinstance(value, Path) or value == math.inf else value
 
 
 def _show_workers(result: Simulation, console: Console) -> None:

@@ -153,10 +153,10 @@ def geometry_of(request: TraceRequest, system: System) -> Geometry:
         ConfigurationError: its length is not known, its answer exceeds L, or no worker could
             ever hold it.
     """
-    if request.prompt_tokens < 1:
+    if request.prompt_tokens < 1 or not request.is_exact_output:
         raise ConfigurationError(
-            "a trace whose prompts only the server can count cannot be simulated; use lengths "
-            "(sharegpt, arxiv, a CSV) or a run's own records"
+            "a trace whose answers end where the model ends them (questions) cannot be simulated; "
+            "use one of lengths: sharegpt, arxiv, or a file"
         )
     buffer = system.mask_buffer_tokens
     if buffer is not None and request.output_tokens > buffer:

@@ -251,7 +251,8 @@ def test_progress_is_told_now_and_then() -> None:
 @pytest.mark.parametrize(
     ("request_", "changes", "told"),
     [
-        (TraceRequest(0, 32), {}, "only the server can count"),
+        (TraceRequest(0, 32), {}, "use one of lengths"),
+        (TraceRequest(32, 32, is_exact_output=False), {}, "where the model ends them"),
         (TraceRequest(32, 65), {"mask_buffer_tokens": 64}, r"exceeds L = 64; .*--max-output 64"),
         (TraceRequest(640, 32), {"total_pages": 41}, r"672 tokens needs 42 pages.*--max-total"),
     ],
