@@ -15,7 +15,7 @@ from sangam_loadtest.report.summary_table import summary_table
 from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, Finding, findings
 from sangam_loadtest.reproduction.pictures import draw
 from sangam_loadtest.reproduction.runner import Results
-from sangam_loadtest.reproduction.studies import PAIRS, reference_labels
+from sangam_loadtest.reproduction.studies import POLICY_RATES, reference_labels
 from sangam_loadtest.reproduction.tables import both_systems, fp8, policies, thresholds, winners
 from sangam_loadtest.simulator.commits import DEFAULT_COMMITS
 
@@ -55,7 +55,7 @@ def write_page(results: Results, folder: Path) -> None:
         policies=policies(results).to_markdown(),
         thresholds=thresholds(results).to_markdown(),
         winners=[Winner(*row) for row in winners(results, reference_labels())],
-        num_points=2 * len(PAIRS),
+        num_points=sum(map(len, POLICY_RATES.values())),
         num_trials=len({trial.digest for trial in results}),
         commits=DEFAULT_COMMITS,
         bounds={f"{model}, {trace}": bound for (model, trace), bound in MEAN_BOUNDS.items()},

@@ -19,15 +19,15 @@ COLOCATED, DISAGGREGATED, HYBRID = "8C", "5P3D", "5P3C"
 MODES = (COLOCATED, DISAGGREGATED, HYBRID)
 
 _PAPER_RATES: dict[tuple[str, str], tuple[float, ...]] = {
-    (LLADA, SHAREGPT): (4, 5, 6, 7, 7.5, 8, 9),
+    (LLADA, SHAREGPT): (5, 6, 7, 7.5, 8, 9, 10),
     (LLADA, ARXIV): (4, 5, 6, 7, 8, 9, 10),
-    (DREAM, SHAREGPT): (3, 4, 5, 6, 6.5, 7, 8),
+    (DREAM, SHAREGPT): (4, 5, 6, 7, 8, 9, 10),
     (DREAM, ARXIV): (5, 6, 7, 8, 9, 9.5, 10),
 }
 _OUR_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     (LLADA, SHAREGPT): (6, 8, 9, 10, 11, 12),
     (LLADA, ARXIV): (6, 8, 10, 11, 12, 13),
-    (DREAM, SHAREGPT): (5, 7, 8, 9, 10, 11),
+    (DREAM, SHAREGPT): (6, 8, 9, 10, 11, 12, 13),
     (DREAM, ARXIV): (7, 9, 11, 12, 13, 14),
 }
 _FP8_RATES: dict[tuple[str, str], tuple[float, ...]] = {
@@ -37,9 +37,9 @@ _FP8_RATES: dict[tuple[str, str], tuple[float, ...]] = {
 
 
 BREAKDOWN_RATES = {
-    (LLADA, SHAREGPT): 7,
-    (LLADA, ARXIV): 7,
-    (DREAM, SHAREGPT): 6,
+    (LLADA, SHAREGPT): 8,
+    (LLADA, ARXIV): 8,
+    (DREAM, SHAREGPT): 8,
     (DREAM, ARXIV): 9,
 }
 """Where latencies are taken apart: near saturation of the weaker modes."""
@@ -108,12 +108,13 @@ def ours() -> Iterator[Trial]:
             yield replace(trial, label=f"{HYBRID} FP8")
 
 
-HIGH_RATES: dict[tuple[str, str], tuple[float, ...]] = {
-    (LLADA, SHAREGPT): (10, 11),
-    (LLADA, ARXIV): (11, 12),
-    (DREAM, SHAREGPT): (9, 10),
-    (DREAM, ARXIV): (12, 13),
+POLICY_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    (LLADA, SHAREGPT): (7, 10, 11),
+    (LLADA, ARXIV): (7, 11, 12),
+    (DREAM, SHAREGPT): (7, 11, 12),
+    (DREAM, ARXIV): (8, 12, 13),
 }
+"""A moderate load and two high ones."""
 
 
 def variants(model: str, trace: str) -> Iterator[Trial]:
@@ -125,16 +126,16 @@ def variants(model: str, trace: str) -> Iterator[Trial]:
     yield replace(base, split=COLOCATED, label=f"{COLOCATED}, tau 16384", tau_tokens=16384)
     yield replace(base, split=DISAGGREGATED, label=DISAGGREGATED)
     yield replace(base, label=f"{HYBRID}, Algorithm 2")
-    yield replace(small, label="one prefill at a time (tau 2048 on prefill workers)")
-    yield replace(delay, label="... and overflow by predicted delay")
-    yield replace(delay, label="... and 40 blocks a decoder", max_blocks_per_decoder=40)
-    yield replace(delay, label="... and 32 blocks a decoder", max_blocks_per_decoder=32)
-    yield replace(small, label="40 blocks a decoder, Algorithm 2", max_blocks_per_decoder=40)
-    yield replace(base, label="adaptive tau", admission=ADAPTIVE)
+    yield replace(small, label="A: 5P3C, tau 2048 on prefill workers")
+    yield replace(delay, label="B: A, overflow by predicted delay")
+    yield replace(delay, label="C: B, 40 blocks a decoder", max_blocks_per_decoder=40)
+    yield replace(delay, label="D: B, 32 blocks a decoder", max_blocks_per_decoder=32)
+    yield replace(small, label="A, 40 blocks a decoder", max_blocks_per_decoder=40)
+    yield replace(base, label=f"{HYBRID}, adaptive tau", admission=ADAPTIVE)
     yield replace(base, split=COLOCATED, label=f"{COLOCATED}, adaptive tau", admission=ADAPTIVE)
     yield replace(base, split=COLOCATED, label=f"{COLOCATED}, decode-aware", placement=DECODE_AWARE)
-    yield replace(delay, label="4P4C by predicted delay", split="4P4C")
-    yield replace(delay, label="6P2C by predicted delay", split="6P2C")
+    yield replace(delay, label="B on 4P4C", split="4P4C")
+    yield replace(delay, label="B on 6P2C", split="6P2C")
 
 
 def reference_labels() -> tuple[str, ...]:
@@ -148,8 +149,8 @@ def reference_labels() -> tuple[str, ...]:
 
 
 def beyond() -> Iterator[Trial]:
-    """Policies that the paper does not have, at high load."""
-    for (model, trace), rates in HIGH_RATES.items():
+    """Policies that the paper does not have, at a moderate and two high loads."""
+    for (model, trace), rates in POLICY_RATES.items():
         for variant in variants(model, trace):
             for rate in rates:
                 yield replace(variant, rate=rate)

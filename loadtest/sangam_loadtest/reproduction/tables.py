@@ -10,10 +10,10 @@ from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, capacity, mode_curv
 from sangam_loadtest.reproduction.curves import Curve
 from sangam_loadtest.reproduction.runner import Results
 from sangam_loadtest.reproduction.studies import (
-    HIGH_RATES,
     HYBRID,
     MODES,
     PAIRS,
+    POLICY_RATES,
     variants,
 )
 from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
@@ -92,14 +92,14 @@ def policies(results: Results) -> Table:
     for label in labels:
         cells: list[float | None] = []
         for pair in PAIRS:
-            for rate in HIGH_RATES[pair]:
+            for rate in POLICY_RATES[pair]:
                 point = beyond_curve(results, pair, label).at(rate)
                 cells += [point.mean, point.p99]
         rows.append((label, *cells))
     columns = [
         f"{pair[0]}, {pair[1]}, {rate:g}/s: {statistic}"
         for pair in PAIRS
-        for rate in HIGH_RATES[pair]
+        for rate in POLICY_RATES[pair]
         for statistic in ("mean", "P99")
     ]
     return Table(("policy", *columns), tuple(rows))
@@ -141,7 +141,7 @@ def winners(results: Results, reference: tuple[str, ...]) -> Iterator[tuple[str,
     for trial in variants(*PAIRS[0]):
         is_mean = is_tail = 0
         for pair in PAIRS:
-            for rate in HIGH_RATES[pair]:
+            for rate in POLICY_RATES[pair]:
                 point = beyond_curve(results, pair, trial.label).at(rate)
                 others = [beyond_curve(results, pair, label).at(rate) for label in reference]
                 is_mean += point.mean < min(other.mean for other in others)

@@ -124,13 +124,13 @@ def test_a_claim_is_told_as_holding_or_not_by_the_numbers() -> None:
 
 
 def test_a_policy_wins_only_where_it_beats_every_reference() -> None:
-    label = "adaptive tau"
+    label = "5P3C, adaptive tau"
 
     def one_is_fast(trial: Trial) -> float:
         return by_rate(trial) * (0.5 if trial.label == label else 1)
 
     found = {name: counts for name, *counts in winners(made_up(one_is_fast), reference_labels())}
-    assert found[label] == [8, 8]
+    assert found[label] == [12, 12]
     assert found[f"{COLOCATED}, decode-aware"] == [0, 0]
 
 
