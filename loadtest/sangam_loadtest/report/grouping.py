@@ -118,12 +118,14 @@ def configuration_order(name: str) -> tuple[object, ...]:
 
 
 def by_pair(runs: Iterable[Run]) -> dict[Pair, list[Run]]:
-    """Runs by facet, facets in the order of models, then traces, as first seen."""
+    """Runs by facet, by model, then by trace: the paper's in its order, others as first seen."""
     found: dict[Pair, list[Run]] = defaultdict(list)
     for run in runs:
         found[Pair.of(run)].append(run)
-    models = list(dict.fromkeys(pair.model for pair in found))
-    return dict(sorted(found.items(), key=lambda item: models.index(item[0].model)))
+    models = [*_KNOWN_NAMES.values(), *(pair.model for pair in found)]
+    traces = [*_KNOWN_NAMES.values(), *(pair.trace for pair in found)]
+    order = sorted(found, key=lambda pair: (models.index(pair.model), traces.index(pair.trace)))
+    return {pair: found[pair] for pair in order}
 
 
 def pooled(runs: Sequence[Run]) -> list[Run]:

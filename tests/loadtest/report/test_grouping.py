@@ -45,18 +45,20 @@ def test_what_is_swept_in_one_facet_is_called_by_its_budget_in_all() -> None:
     assert names(runs) == ["8C, τ = 1024", "8C, τ = 4096"]
 
 
-def test_facets_are_pairs_of_model_and_trace_with_a_models_together() -> None:
+def test_facets_are_pairs_of_model_and_trace_in_the_papers_order_then_as_seen() -> None:
     runs = [
+        run(num=5, model=None, trace=None),
+        run(num=5, model="mine", trace="arxiv"),
+        run(num=5, model="dream-7b", trace="arxiv"),
         run(num=5, model="dream-7b"),
         run(num=5),
-        run(num=5, model="dream-7b", trace="arxiv"),
-        run(num=5, model=None, trace=None),
     ]
     assert [str(pair) for pair in by_pair(runs)] == [
+        "LLaDA-8B, ShareGPT",
         "Dream-7B, ShareGPT",
         "Dream-7B, arXiv",
-        "LLaDA-8B, ShareGPT",
         "unknown model, unknown trace",
+        "mine, arXiv",
     ]
 
 
