@@ -47,11 +47,13 @@ class Running:
 async def prefill(place: Placer, number: int, **changes: object) -> Placement:
     name = f"r{number:04}"
     num_pages = changes.pop("num_pages", 4)
-    needs_colocated = changes.pop("needs_colocated", False)
+    of_demand = {
+        what: changes.pop(what) for what in ("needs_colocated", "is_new") if what in changes
+    }
     return await place.prefill(
         ticket(name, float(number)),
         block(name),
-        demand(name, num_pages, needs_colocated=needs_colocated),  # type: ignore[arg-type]
+        demand(name, num_pages, **of_demand),  # type: ignore[arg-type]
         **changes,  # type: ignore[arg-type]
     )
 
@@ -323,6 +325,41 @@ async def test_a_burst_overflows_to_the_colocated_worker_as_single_requests_woul
         assert (await asyncio.wait_for(burst[4], 10.0)).worker.worker_id == "c"
         await router.release_load(burst[0].result().reservation)
         assert (await asyncio.wait_for(burst[5], 10.0)).worker.worker_id == "p"
+
+
+async def test_new_requests_wait_for_a_bounded_fleet_and_those_that_have_begun_do_not(
+    world: World,
+) -> None:
+    """Of two routers: each sees in Redis what the other holds."""
+    await world.publish(lease("w"))
+    policy = PlacementPolicy(max_blocks_per_decoder=2)
+    a, b = world.router("a", poll_seconds=600.0), world.router("b", poll_seconds=600.0)
+    places = [placer(router, policy, patience_seconds=600.0) for router in (a, b)]
+    async with Running(a, b):
+        held = [await prefill(place, number, is_new=True) for number, place in enumerate(places)]
+        waiting = asyncio.create_task(prefill(places[1], 9, is_new=True))
+        await num_waiting(world, 1)
+        begun = await asyncio.wait_for(prefill(places[1], 3), 10.0)
+        await b.release(begun.reservation)
+        assert not waiting.done()
+        await a.release(held[0].reservation)
+        got = await asyncio.wait_for(waiting, 10.0)
+        for router, each in ((b, held[1]), (b, got)):
+            await router.release(each.reservation)
+    assert await world.is_empty()
+
+
+async def test_a_bound_below_one_block_lets_new_requests_in_one_at_a_time(world: World) -> None:
+    await world.publish(lease("p", role=Role.PREFILL), lease("d", role=Role.DECODE))
+    router = world.router(poll_seconds=600.0)
+    place = placer(router, PlacementPolicy(max_blocks_per_decoder=0.01), patience_seconds=600.0)
+    async with Running(router):
+        asked = [asyncio.create_task(prefill(place, number, is_new=True)) for number in range(5)]
+        for number, task in enumerate(asked):
+            got = await asyncio.wait_for(task, 10.0)
+            await num_waiting(world, 4 - number)
+            await router.release(got.reservation)
+    assert await world.is_empty()
 
 
 def worker(name: str, role: Role, load: int = 0, **changes: object) -> WorkerLoad:

@@ -36,6 +36,7 @@ class SharedSnapshots:
         self._take = take
         self._runs = SharedRuns(self._take_with_drafts, tasks)
         self._drafts: list[Reservation] = []
+        self._former_drafts: list[Reservation] = []
 
     async def get(self) -> FleetSnapshot:
         """The fleet as this router may count on it now. Raises what ``take`` raises."""
@@ -45,10 +46,12 @@ class SharedSnapshots:
     def note(self, draft: Reservation) -> None:
         """A reservation is being asked for; the snapshots taken before do not know of it."""
         self._drafts.append(draft)
+        # The next snapshot may be under way before those who got the last one have decided on it.
+        self._former_drafts.append(draft)
 
     async def _take_with_drafts(self) -> tuple[FleetSnapshot, list[Reservation]]:
         drafts: list[Reservation] = []
-        self._drafts = drafts
+        self._former_drafts, self._drafts = self._drafts, drafts
         return await self._take(), drafts
 
 
