@@ -317,6 +317,27 @@ def test_passes_tell_how_long_a_moved_block_waited_and_how_long_each_took() -> N
     assert times(bench, moved.key) == [(parked, 1.0), (0.0, 1.0)]
 
 
+def test_waiting_for_pages_that_a_running_iteration_holds_up_counts_as_queueing() -> None:
+    clock = Clock()
+    engine = TickingEngine(clock)
+    leaving, moved = a_transferred_state("leaving"), a_transferred_state("moved")
+    with a_bench(engine, clock=clock) as bench:
+        for number in range(14):
+            assert bench.loop.reserve(a_transferred_state(f"held {number}"), 600.0).result(0)
+        assert bench.loop.reserve(leaving, 600.0).result(0)
+
+        def one_for_another() -> None:
+            bench.loop.transfer_ended(leaving.key, CANCELLED)
+            bench.loop.reserve(moved, 600.0)
+
+        engine.at_start[1] = one_for_another
+        engine.at_start[2] = lambda: bench.loop.transfer_ended(moved.key, Moved(0.25, 4096))
+        bench.submit(a_state("running"))
+        bench.journal.await_event(moved.key, Completed)
+    reserved, parked = 1.0, 1.0
+    assert times(bench, moved.key)[0] == (reserved + parked, 1.0)
+
+
 def times(bench: Bench, key: BlockKey) -> list[tuple[float, float]]:
     """Of each pass of a block: seconds that it waited for, and that it took."""
     passes = (event for event in bench.journal.of(key) if isinstance(event, PassRan))

@@ -253,7 +253,7 @@ class EngineLoop:
         if not progress.is_first_here:
             decoded = waited + ran
         elif tracked.is_transferred:
-            queued, decoded = waited, ran
+            queued, decoded = tracked.reserve_seconds + waited, ran
         else:
             self._metrics.prefilled(waited, ran)
             event = Prefilled.model_construct(queue_seconds=waited, prefill_seconds=ran)
@@ -329,7 +329,7 @@ class EngineLoop:
     def _reserve_now(self, tracked: TrackedBlock) -> tuple[int, ...] | None:
         if not self._scheduler.reserve(tracked.state):
             return None
-        tracked.is_pinned = True
+        tracked.is_pinned, tracked.reserve_seconds = True, self._clock() - tracked.since_seconds
         self._keep(tracked)
         return tracked.state.pages
 

@@ -37,6 +37,7 @@ class TrackedBlock:
     Attributes:
         since_seconds: when it was submitted or its KV arrived; then when its last pass ended.
         is_transferred: whether its prefill ran elsewhere.
+        reserve_seconds: how long it waited for its pages, where its KV comes from elsewhere.
         is_pinned: whether a transfer reads or fills its pages, which stay its own until that ends.
         doom: why it is dropped as soon as it is not pinned any more.
     """
@@ -45,6 +46,7 @@ class TrackedBlock:
     since_seconds: float
     expires_at: float
     is_transferred: bool
+    reserve_seconds: float = 0.0
     is_pinned: bool = False
     doom: LossReason | None = None
 
