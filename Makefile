@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-router bench-client reproduce loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-simulator bench-router bench-client reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -104,6 +104,9 @@ bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 bench-passes: $(STAMP) ## what a worker's iterations cost, as CSV (OUT=FILE, MODEL=small, DEVICE=cpu)
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.pass_costs \
 		$(if $(OUT),--out $(abspath $(OUT))) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE))
+
+bench-simulator: $(STAMP) ## the simulator against real workers on this machine, five minutes (OUT=FOLDER)
+	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.simulator_check --out $(abspath $(or $(OUT),.sangam/simulator-check))
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch
