@@ -109,26 +109,25 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
     that has pages. Without prefill workers (colocated serving), the least loaded colocated
     worker that has pages.
     """
-    active = [worker for worker in fleet.workers if not worker.is_draining]
-    all_colocated = of_role(active, Role.COLOCATED)
-    dedicated = of_role(active, Role.PREFILL)
+    dedicated = _active(fleet, Role.PREFILL)
+    colocated = _active(fleet, Role.COLOCATED)
     pages_for_overflow = demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0)
     if demand.needs_colocated or not dedicated:
-        return least_loaded(with_pages(all_colocated, pages_for_overflow), demand)
-    best = least_loaded(with_pages(dedicated, demand.num_pages), demand)
-    if best is not None and best.outstanding_prefill_tokens < policy.theta_tokens:
-        return best
-    if not policy.is_overflow_allowed or not all_colocated:
-        return best
-    colocated = with_pages(all_colocated, pages_for_overflow)
-    theta = policy.theta_tokens
-    return least_loaded([w for w in colocated if w.outstanding_prefill_tokens < theta], demand)
+        return least_loaded(with_pages(colocated, pages_for_overflow), demand)
+    if not policy.is_overflow_allowed or not colocated:
+        return least_loaded(with_pages(dedicated, demand.num_pages), demand)
+    # Theta first: past it, which is when requests wait and ask again and again, nobody is left.
+    ready = with_pages(_under(dedicated, policy.theta_tokens), demand.num_pages)
+    if not ready:
+        ready = with_pages(_under(colocated, policy.theta_tokens), pages_for_overflow)
+    return least_loaded(ready, demand)
 
 
 def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
     """Choose the worker that decodes a prefilled block: most free pages that hold it."""
     able = with_pages(fleet.workers, demand.num_pages)
-    decoding = [w for w in able if w.role.can_decode and not w.is_draining]
+    prefill_only = Role.PREFILL
+    decoding = [w for w in able if w.role is not prefill_only and not w.is_draining]
     return first(decoding, demand, lambda worker: -worker.free_pages)
 
 
@@ -149,6 +148,14 @@ def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | No
         not able or any(worker.total_pages >= num_pages for worker in able)
         for able in (prefilling, decoding)
     )
+
+
+def _active(fleet: FleetLoad, role: Role) -> list[WorkerLoad]:
+    return [worker for worker in fleet.workers if worker.role is role and not worker.is_draining]
+
+
+def _under(workers: Iterable[WorkerLoad], theta_tokens: float) -> list[WorkerLoad]:
+    return [worker for worker in workers if worker.outstanding_prefill_tokens < theta_tokens]
 
 
 def of_role(workers: Iterable[WorkerLoad], role: Role) -> list[WorkerLoad]:
@@ -177,4 +184,5 @@ def first(
     if len(ties) <= 1:
         return ties[0] if ties else None
     break_tie = tie_breaker(demand.request_id)
-    return min(ties, key=lambda worker: break_tie(worker.worker_id))
+    numbers = [break_tie(worker.worker_id) for worker in ties]
+    return ties[numbers.index(min(numbers))]
