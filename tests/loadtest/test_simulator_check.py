@@ -144,7 +144,7 @@ def test_the_hosts_costs_of_a_run_are_found_again(split: str) -> None:
 
     found = with_host_costs(replace(shipped, pass_seconds=0.001), records, simulate)
     for name in ("pass_seconds", "row_seconds", "request_seconds"):
-        assert getattr(found, name) == pytest.approx(getattr(real, name), rel=0.1), name
+        assert getattr(found, name) == pytest.approx(getattr(real, name), rel=0.15), name
     if "P" in split:
         assert found.transfer_fixed_seconds == pytest.approx(0.05, rel=0.1)
     again = deployment.with_constants(found).simulate(load).records
