@@ -173,8 +173,12 @@ def find_capacity(
     probe: Probe,
     known: Sequence[ProbeResult] = (),
     on_probe: Callable[[ProbeResult], None] = lambda result: None,
+    verdict: Callable[[Search, float, Summary], ProbeResult] = judge,
 ) -> Capacity:
     """Search. ``known`` probes of the same search are taken as made; ``on_probe`` gets new ones.
+
+    Args:
+        verdict: what a probe's summary means, for whoever knows more of it than ``judge`` does.
 
     Raises:
         ClientTooSlow: the client was the bottleneck of a probe.
@@ -191,7 +195,7 @@ def find_capacity(
                     f"at {rate:.4g} requests/s the client was the bottleneck: "
                     + "; ".join(summary.complaints)
                 )
-            result = judge(search, rate, summary)
+            result = verdict(search, rate, summary)
             on_probe(result)
         probes.append(result)
         return result.holds

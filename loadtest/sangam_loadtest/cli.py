@@ -7,6 +7,7 @@ import typer
 
 from sangam_loadtest.capacity_command import capacity_command
 from sangam_loadtest.fit_command import fit_command
+from sangam_loadtest.recommend_command import recommend_command
 from sangam_loadtest.report_command import report_command
 from sangam_loadtest.run_command import run_command
 from sangam_loadtest.simulate_command import simulate_command
@@ -28,4 +29,5 @@ app.command("run")(run_command)
 app.command("capacity")(capacity_command)
 app.command("fit")(fit_command)
 app.command("simulate")(simulate_command)
+app.command("recommend")(recommend_command)
 app.command("report")(report_command)

@@ -1,0 +1,1 @@
+"""Which mode, split and settings to run: the search behind ``sangam loadtest recommend``."""
