@@ -42,12 +42,12 @@ from sangam_loadtest.traces.source import TraceSpec
 from sangam_worker.settings import DEFAULT_TOTAL_PAGES
 
 MODEL, DEVICE, SYSTEM = "small", "cpu", "sangam"
-FLEETS = ("1C:0.35,0.7", "1P1D:0.2,0.4")
+FLEETS = ("1C:0.35,0.7", "1P1D:0.15,0.3")
 """Two workers, a router, Redis and the client share two cores in the second; beyond this the cores
 are what they wait for, which is not simulated."""
 BLOCK_LENGTH = 32
 _PROMPT_TOKENS, _MOST_BLOCKS, _TRACE_LENGTH = (32, 400), 4, 600
-_FIRST_RATE, _FIRST_SECONDS = 6.0, 25.0
+_FIRST_RATE, _FIRST_SECONDS = 7.0, 32.0
 _WARMUP_SECONDS = 2.0
 _SEEDS_SIMULATED = 5
 """Commits are drawn: the simulations of a run with so many seeds are pooled."""
