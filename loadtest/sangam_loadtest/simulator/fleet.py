@@ -61,25 +61,30 @@ class Fleet:
         heappush(self._prefills, waiting)
         # Behind another head, which has found no place as the fleet is now, none is to be had.
         if self._prefills[0] is waiting:
-            self._serve()
+            self._serve_prefills()
 
     def ask_decode(self, order: tuple[float, str], demand: Demand, placed: Placed) -> None:
         """Reserve pages for a prefilled block's decode."""
+        waiting = _Waiting(order, demand, placed)
         self._pending_decode_pages += demand.num_pages
-        heappush(self._decodes, _Waiting(order, demand, placed))
-        self._serve()
+        heappush(self._decodes, waiting)
+        if self._decodes[0] is waiting:
+            self._serve_decodes()
 
     def release(self, worker: int, *, tokens: int = 0, pages: int = 0) -> None:
         """Take load or pages off a worker: an iteration has run, a block has left."""
         self._change(worker, tokens=-tokens, pages=-pages)
-        self._serve()
+        if pages and self._loads[worker].role.can_decode:
+            self._serve_decodes()
+        self._serve_prefills()
 
-    def _serve(self) -> None:
-        """Give the heads of both lines their places, as long as there are any.
+    def _serve_decodes(self) -> None:
+        """Give the heads of the line their places, as long as there are any.
 
         Those who wait hold no place, so handing one out never calls back in here before the line
         is consistent: ``placed`` only schedules events.
         """
+        num_waiting = len(self._decodes)
         while self._decodes:
             waiting = self._decodes[0]
             found = place_decode(self._snapshot(), waiting.demand)
@@ -88,6 +93,11 @@ class Fleet:
             heappop(self._decodes)
             self._pending_decode_pages -= waiting.demand.num_pages
             self._reserve(waiting, found, tokens=0)
+        if len(self._decodes) < num_waiting:
+            self._serve_prefills()  # fewer pages are kept free for decodes
+
+    def _serve_prefills(self) -> None:
+        """The same for prefills, after the decodes."""
         while self._prefills:
             waiting = self._prefills[0]
             found = place(self._snapshot(), waiting.demand, self._policy)
