@@ -8,25 +8,31 @@ the processes are ``sangam up``'s, the client ``sangam loadtest run``'s. Called 
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from sangam_core.errors import SangamError
 from sangam_core.placement import Role
 from sangam_loadtest.client.open_loop import Target
 from sangam_loadtest.load import Load
-from sangam_loadtest.records import RequestRecord, read_records
+from sangam_loadtest.records import RequestRecord, read_records, write_records
 from sangam_loadtest.run import RunOptions, run
 from sangam_loadtest.run_files import RunLabel, write_summary
 from sangam_loadtest.simulator.system import Split
+from sangam_loadtest.summary import summarise
 from sangam_router.local.cluster import ClusterOptions, LocalCluster
 from sangam_router.local.roles import RoleCounts
 
 _START_SECONDS = 90.0
 _TIMEOUT_SECONDS = 60.0
+
+
+class RunFailed(SangamError):
+    """A run whose latencies cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,11 @@ class LocalFleet:
     console: Console
 
     async def run(self, load: Load, name: str) -> MeasuredRun:
-        """Send a load; its records are also kept as ``NAME.jsonl``."""
+        """Send a load; its records are also kept as ``NAME.jsonl``.
+
+        Raises:
+            RunFailed: a request failed; the latencies of the others would tell nothing.
+        """
         records = self.folder / f"{name}.jsonl"
         target = Target(tuple(self.cluster.public_urls), timeout_seconds=_TIMEOUT_SECONDS)
         options = RunOptions(load, target)
@@ -74,6 +84,8 @@ class LocalFleet:
         )
         for complaint in result.summary.complaints:
             self.console.print(f"{name}: the client was a bottleneck: {complaint}")
+        if result.summary.num_failed or not result.summary.num_completed:
+            raise RunFailed(f"{name}: failed: {result.summary.errors or 'all'}")
         return MeasuredRun(
             sorted(read_records(records), key=lambda record: record.index),
             None if before is None or after is None else (after - before) / seconds,
@@ -108,6 +120,17 @@ async def local_fleet(split: Split, folder: Path, console: Console) -> AsyncIter
     console.print(f"starting {counts} and a router")
     async with LocalCluster(options) as cluster:
         yield LocalFleet(split, cluster, folder, console)
+
+
+def keep_simulated(path: Path, load: Load, split: Split, records: Sequence[RequestRecord]) -> None:
+    """Write a simulation beside the run that it imitates, so that reports show both."""
+    write_records(path, records)
+    label = RunLabel.of(
+        "simulated", load, configuration=str(split), model="sangam-small", system="sangam"
+    )
+    write_summary(
+        path, command="simulate", label=label, options={}, load=load, summary=summarise(records)
+    )
 
 
 def others_seconds(own: Iterable[int], proc: Path = Path("/proc")) -> float:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from benchmarks.host_costs import Simulated, with_host_costs
-from benchmarks.local_runs import LocalFleet, local_fleet
+from benchmarks.local_runs import LocalFleet, keep_simulated, local_fleet
 from sangam_core.errors import ConfigurationError, SangamError
 from sangam_loadtest.arrivals import Arrivals
 from sangam_loadtest.costs.constants import SystemConstants
@@ -33,7 +33,7 @@ from sangam_loadtest.costs.shapes import shape_of
 from sangam_loadtest.costs.table import Table, read_table
 from sangam_loadtest.load import Load, planned
 from sangam_loadtest.records import RequestRecord
-from sangam_loadtest.simulator.commits import CommitCounts, RecordedCommits
+from sangam_loadtest.simulator.commits import CommitCounts, GeometricCommits, RecordedCommits
 from sangam_loadtest.simulator.simulate import simulate
 from sangam_loadtest.simulator.system import Split, System
 from sangam_loadtest.simulator.worker import Iteration
@@ -47,7 +47,10 @@ FLEETS = ("1C:0.35,0.7", "1P1D:0.15,0.3")
 are what they wait for, which is not simulated."""
 BLOCK_LENGTH = 32
 _PROMPT_TOKENS, _MOST_BLOCKS, _TRACE_LENGTH = (32, 400), 4, 600
-_FIRST_RATE, _FIRST_SECONDS = 7.0, 32.0
+_FIRST_LOAD, _FIRST_SECONDS = 0.2, 35.0
+"""The first run's share of what the fleet could take if hosts cost nothing and ..."""
+_FIRST_COMMITS = GeometricCommits.calibrated(8.0)
+"""... passes committed as many tokens as this; by then nothing else is known of either."""
 _WARMUP_SECONDS = 2.0
 _SEEDS_SIMULATED = 5
 """Commits are drawn: the simulations of a run with so many seeds are pooled."""
@@ -207,9 +210,11 @@ async def _checked(
     console: Console,
 ) -> list[Agreement]:
     async with local_fleet(split, given.out, console) as fleet:
-        first = _load(given, _FIRST_RATE, _FIRST_SECONDS, given.seed)
+        bare = Deployment(System(split, DEFAULT_TOTAL_PAGES), table, _FIRST_COMMITS)
+        some = _load(given, 1.0, _FIRST_SECONDS, given.seed)
+        first = some.at(round(_FIRST_LOAD * await asyncio.to_thread(bare.capacity, some), 2))
         measured = await fleet.run(first, f"{split}-first")
-        deployment = await asyncio.to_thread(_calibrated, split, table, first, measured.records)
+        deployment = await asyncio.to_thread(_calibrated, bare, first, measured.records)
         capacity = await asyncio.to_thread(deployment.capacity, first)
         console.print(f"{split}: simulated capacity {capacity:.1f} requests/s")
         return [
@@ -218,18 +223,15 @@ async def _checked(
         ]
 
 
-def _calibrated(
-    split: Split, table: Table, load: Load, measured: Sequence[RequestRecord]
-) -> Deployment:
-    system = System(split, DEFAULT_TOTAL_PAGES)
-    bare = Deployment(system, table, RecordedCommits.of(measured))
-    return bare.with_constants(
-        with_host_costs(
-            table.systems[SYSTEM],
-            measured,
-            lambda constants: bare.with_constants(constants).simulate(load),
-        )
+def _calibrated(bare: Deployment, load: Load, measured: Sequence[RequestRecord]) -> Deployment:
+    """The deployment with the commits and the host's costs of a measured run under ``load``."""
+    known = replace(bare, commits=RecordedCommits.of(measured))
+    constants = with_host_costs(
+        known.table.systems[SYSTEM],
+        measured,
+        lambda constants: known.with_constants(constants).simulate(load),
     )
+    return known.with_constants(constants)
 
 
 async def _agreement(
@@ -242,10 +244,12 @@ async def _agreement(
 ) -> Agreement:
     rate = round(share * capacity, 2)
     load = _load(given, rate, given.seconds, seed)
-    measured = await fleet.run(load, f"{fleet.split}-{rate:g}")
+    name = f"{fleet.split}-{rate:g}"
+    measured = await fleet.run(load, name)
     pooled: list[RequestRecord] = []
     for number in range(_SEEDS_SIMULATED):
         pooled += (await asyncio.to_thread(deployment.simulate, load, number)).records
+    keep_simulated(given.out / f"{name}-simulated.jsonl", load, fleet.split, pooled)
     return Agreement(
         str(fleet.split),
         rate,
