@@ -12,6 +12,7 @@ from sangam_loadtest.recommend.candidates import Candidate
 from sangam_loadtest.recommend.trials import Trial
 
 RATE_STEP = 1.25
+MIN_LATENCIES = 8.0
 Measure = Callable[[Sequence[Candidate], int], list[Trial]]
 """Trials of candidates with so many requests, in their order."""
 Worth = Callable[[Trial], float]
@@ -47,6 +48,18 @@ def next_rate(rate: float, least: float, worths: Sequence[float]) -> float:
     return max(least, rate / RATE_STEP) if order[-1] < 0 else rate
 
 
+def tells(before: Trial, length: int, rate: float) -> bool:
+    """Whether a run of ``length`` requests lasts long enough at a rate to tell of overload.
+
+    A system takes any rate for as long as a few requests take; runs last eight mean latencies.
+
+    Args:
+        before: a trial at a lower rate, by which the latency is judged.
+    """
+    latency = before.summary.distributions.get("latency")
+    return latency is not None and length / rate >= MIN_LATENCIES * latency.mean
+
+
 def halved(
     candidates: Sequence[Candidate],
     lengths: Sequence[int],
@@ -56,14 +69,17 @@ def halved(
 ) -> list[Trial]:
     """The trials of the last rung, the best first.
 
+    Where a rung would leave out nobody, the last one follows.
+
     Args:
         lengths: requests of each rung, rising.
         num_kept: no rung has fewer candidates, if there are as many.
     """
-    left, trials = list(candidates), list[Trial]()
-    for place, length in enumerate(lengths):
-        trials = measure(left, length)
-        if place + 1 < len(lengths):
-            half = max(num_kept, -(-len(left) // 2))
-            left = [trial.candidate for trial in kept(trials, worth, half)]
-    return ranked(trials, worth)
+    left, rungs = list(candidates), list(lengths)
+    while len(rungs) > 1 and len(left) > num_kept:
+        trials = measure(left, rungs.pop(0))
+        half = kept(trials, worth, max(num_kept, -(-len(left) // 2)))
+        if len(half) == len(left):
+            break
+        left = [trial.candidate for trial in half]
+    return ranked(measure(left, rungs[-1]), worth)

@@ -13,7 +13,7 @@ from math import ceil, log2
 
 from sangam_loadtest.capacity import Capacity, ProbeResult, Search, find_capacity, judge
 from sangam_loadtest.recommend.candidates import Candidate, Choices, Mode, neighbours
-from sangam_loadtest.recommend.halving import halved, kept, next_rate, ranked
+from sangam_loadtest.recommend.halving import halved, kept, next_rate, ranked, tells
 from sangam_loadtest.recommend.trials import Job, Trial
 from sangam_loadtest.recommend.workers import SimulationProcesses
 from sangam_loadtest.summary import Summary
@@ -161,7 +161,10 @@ class DeploymentSearch:
     def _best_splits(self) -> list[Candidate]:
         """The best candidate of each split that goes on, settings still coarse."""
         first, second = self._effort.lengths[:2]
-        trials = self._raced("splits", self._choices.coarse(), first)
+        coarse = self._choices.coarse()
+        if len(coarse) == 1:
+            return coarse
+        trials = self._raced("splits", coarse, first)
         half = kept(trials, self.worth, -(-len(trials) // 2))
         trials = self._raced("splits", [trial.candidate for trial in half], second)
         trials = ranked(trials, self.worth)
@@ -209,12 +212,15 @@ class DeploymentSearch:
 
     def _raced(self, title: str, candidates: Sequence[Candidate], length: int) -> list[Trial]:
         """Trials at the rate that tells them apart, as the stage before this one found it."""
-        rate = self._race_rate
+        rate, before = self._race_rate, self._leading
+        if before is not None and rate > before.job.rate and not tells(before, length, rate):
+            rate = before.job.rate
         told = f"{title}: runs of {length} requests at {rate:.4g}/s"
         self._on_stage(Stage(told, len(candidates)))
         trials = self._measure(candidates, rate, length)
         self._leading = ranked(trials, self.worth)[0]
-        self._race_rate = next_rate(rate, self._rate, [self.worth(trial) for trial in trials])
+        worths = [self.worth(t) if t.growth is None else min(self.worth(t), 0.0) for t in trials]
+        self._race_rate = next_rate(rate, self._rate, worths)
         return trials
 
     def _measure(

@@ -32,7 +32,8 @@ def show_recommendation(
     if best.holds:
         console.print(Text(f"best: {best.candidate}", style="bold green"), soft_wrap=True)
     else:
-        told = f"no deployment of {best.candidate.num_gpus} GPUs holds the objectives at "
+        gpus = gpus_told(best.candidate.num_gpus)
+        told = f"no deployment of {gpus} holds the objectives at "
         console.print(Text(f"{told}{rate:g} requests/s", style="bold red"), soft_wrap=True)
         console.print(f"nearest: {best.candidate}", soft_wrap=True)
     console.print(f"  {capacity_told(best)}", soft_wrap=True)
@@ -55,12 +56,17 @@ def show_deployment(candidate: Candidate, model: str, console: Console) -> None:
     console.print(f"try here:  {local_command(candidate)}", soft_wrap=True)
 
 
+def gpus_told(number: int) -> str:
+    """A number of GPUs in words."""
+    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+
+
 def capacity_told(finalist: Finalist) -> str:
     """The highest rate held, in a sentence."""
     held, margin = finalist.capacity.highest_held, finalist.margin
     if held is None or margin is None:
         lowest = finalist.capacity.lowest_violated
-        return f"holds not even {lowest:.3g} requests/s: the objectives are below what one takes"
+        return f"holds not even {lowest:.3g} requests/s, the lowest rate probed"
     rate = finalist.trial.job.rate
     if finalist.capacity.lowest_violated is None:
         return f"holds {held:.4g} requests/s, the highest rate probed"

@@ -4,10 +4,12 @@ Decides nothing about what is run. Called by ``search``.
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
@@ -55,7 +57,7 @@ class SimulationProcesses:
             return
         if error is not None:
             self.kill()
-        self._pool.shutdown(wait=error is None, cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
     def kill(self) -> None:
         """End every process; what waits for a trial gets an error."""
@@ -88,8 +90,17 @@ class SimulationProcesses:
 def _begin(scenario: Scenario) -> None:
     global _scenario
     _scenario = scenario
+    # What started this process may be killed, and then cannot end it.
+    Thread(target=_end_with_parent, daemon=True).start()
     # A terminal sends Ctrl-C to all; the one that was started decides, and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _run(job: Job) -> Trial:
