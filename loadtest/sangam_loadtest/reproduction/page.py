@@ -16,7 +16,15 @@ from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, Finding, findings
 from sangam_loadtest.reproduction.pictures import draw
 from sangam_loadtest.reproduction.runner import Results
 from sangam_loadtest.reproduction.studies import POLICY_RATES, reference_labels
-from sangam_loadtest.reproduction.tables import both_systems, fp8, policies, thresholds, winners
+from sangam_loadtest.reproduction.tables import (
+    both_systems,
+    fp8,
+    other_commits,
+    policies,
+    repeated,
+    thresholds,
+    winners,
+)
 from sangam_loadtest.simulator.commits import DEFAULT_COMMITS
 
 PAGE = "README.md"
@@ -54,6 +62,8 @@ def write_page(results: Results, folder: Path) -> None:
         fp8=fp8(results).to_markdown(),
         policies=policies(results).to_markdown(),
         thresholds=thresholds(results).to_markdown(),
+        repeated=repeated(results).to_markdown(),
+        other_commits=other_commits(results).to_markdown(),
         winners=[Winner(*row) for row in winners(results, reference_labels())],
         num_points=sum(map(len, POLICY_RATES.values())),
         num_trials=len({trial.digest for trial in results}),

@@ -4,19 +4,27 @@ Decides which numbers are compared at which rate. Called by ``page``.
 """
 
 from collections.abc import Iterator
+from statistics import mean
 
 from sangam_loadtest.report.drawn import Table
 from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, capacity, mode_curve
 from sangam_loadtest.reproduction.curves import Curve
 from sangam_loadtest.reproduction.runner import Results
 from sangam_loadtest.reproduction.studies import (
+    ARXIV,
+    DREAM,
     HYBRID,
     MODES,
+    OTHER_COMMITS,
     PAIRS,
     POLICY_RATES,
+    SHAREGPT,
+    WINNER,
+    reference_labels,
     variants,
 )
 from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
+from sangam_loadtest.simulator.commits import DEFAULT_COMMITS
 
 
 def both_systems(results: Results) -> Table:
@@ -133,6 +141,59 @@ def beyond_curve(results: Results, pair: tuple[str, str], label: str) -> Curve:
         system=OURS,
         where=lambda trial: trial.label == label,
     )
+
+
+def repeated(results: Results) -> Table:
+    """The winner against the best of the references at high load, over three sets of requests."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for pair in PAIRS:
+        for rate in POLICY_RATES[pair][1:]:
+            found: dict[str, list[tuple[float, float]]] = {}
+            for trial, run in results.items():
+                if (trial.study, trial.model, trial.trace, trial.rate) == ("repeats", *pair, rate):
+                    both = run.mean("latency_seconds"), run.percentile("latency_seconds", 99)
+                    found.setdefault(trial.label, []).append(both)
+            means = {label: mean(one for one, _ in values) for label, values in found.items()}
+            tails = {label: mean(two for _, two in values) for label, values in found.items()}
+            best = min(reference_labels(), key=lambda label: means[label])
+            rows.append(
+                (
+                    f"{pair[0]}, {pair[1]}",
+                    rate,
+                    best,
+                    means[best],
+                    means[WINNER],
+                    tails[best],
+                    tails[WINNER],
+                    min(tails[label] for label in reference_labels()),
+                )
+            )
+    return Table(
+        (
+            "model, trace",
+            "requests/s",
+            "paper's best mode",
+            "its mean, s",
+            "C's mean, s",
+            "its P99, s",
+            "C's P99, s",
+            "best P99 of any mode, s",
+        ),
+        tuple(rows),
+    )
+
+
+def other_commits(results: Results) -> Table:
+    """Capacities of Dream-7B's modes with another number of tokens a pass."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for trace in (SHAREGPT, ARXIV):
+        pair = (DREAM, trace)
+        for study, commits in (("modes", DEFAULT_COMMITS[DREAM]), ("other commits", OTHER_COMMITS)):
+            rates = [
+                capacity(mode_curve(results, pair, split, study=study), pair) for split in MODES
+            ]
+            rows.append((f"{DREAM}, {trace}", commits, *rates))
+    return Table(("model, trace", "tokens a pass", *MODES), tuple(rows))
 
 
 def winners(results: Results, reference: tuple[str, ...]) -> Iterator[tuple[str, int, int]]:

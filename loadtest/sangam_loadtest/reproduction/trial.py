@@ -37,7 +37,7 @@ LINK = "nvlink"
 """The paper's eight GPUs: one machine."""
 PAPER, OURS = "paper", "sangam"
 THETA_TOKENS = 8192
-"""The paper's threshold is not known; ``studies`` says how little it matters."""
+"""The paper's threshold is not known; the study ``thresholds`` says how much it matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Trial:
         study: which part of the evaluation it belongs to.
         label: what figures call the deployment; the split where empty.
         rate: nominal requests a second of the paper's generator.
+        commits_per_pass: instead of the model's own.
         has_fixed_buffer: L is the trace's; else each answer's length in whole blocks.
     """
 
@@ -65,6 +66,7 @@ class Trial:
     admission: str = DEFICIT
     max_blocks_per_decoder: float = math.inf
     has_fixed_buffer: bool = True
+    commits_per_pass: float | None = None
     quantization: str = "bf16"
     is_batch_one: bool = False
     num_requests: int = 1000
@@ -135,7 +137,7 @@ class Trial:
             planned(self.load),
             self.deployment,
             cost_model(GPU, self.model, self.system, self.quantization, link=LINK),
-            GeometricCommits.calibrated(DEFAULT_COMMITS[self.model]),
+            GeometricCommits.calibrated(self.commits_per_pass or DEFAULT_COMMITS[self.model]),
             seed=self.seed,
             watch=None if watch is None else watch.append,
         )
