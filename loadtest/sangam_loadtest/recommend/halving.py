@@ -12,6 +12,7 @@ from sangam_loadtest.recommend.candidates import Candidate
 from sangam_loadtest.recommend.trials import Trial
 
 RATE_STEP = 1.25
+EASY_SLACK = 0.25
 MIN_LATENCIES = 8.0
 Measure = Callable[[Sequence[Candidate], int], list[Trial]]
 """Trials of candidates with so many requests, in their order."""
@@ -36,14 +37,15 @@ def next_rate(rate: float, least: float, worths: Sequence[float]) -> float:
     """The rate of the next rung: where some hold the objectives and some do not.
 
     At a rate that all hold easily candidates differ by chance, at one that none holds by how they
-    fail. A quarter more where over half of them hold, a quarter less where none does.
+    fail. A quarter more where over half of them hold with a quarter of their bound to spare, a
+    quarter less where none holds.
 
     Args:
         least: the rate asked for, which none is below.
         worths: slacks at ``rate``.
     """
     order = sorted(worths)
-    if order[(len(order) - 1) // 2] > 0:
+    if order[(len(order) - 1) // 2] > EASY_SLACK:
         return rate * RATE_STEP
     return max(least, rate / RATE_STEP) if order[-1] < 0 else rate
 

@@ -292,8 +292,9 @@ class DeploymentSearch:
             for share in self._effort.lower_rates
         ]
         missing = [job for job in jobs if job not in self._trials]
-        self._on_stage(Stage("lower rates", len(missing)))
-        self._run(missing)
+        if missing:
+            self._on_stage(Stage("lower rates", len(missing)))
+            self._run(missing)
         return [replace(finalist, curve=self._curve(finalist)) for finalist in finalists]
 
     def _curve(self, finalist: Finalist) -> tuple[Trial, ...]:

@@ -158,6 +158,6 @@ def _warnings(
         )
     if best.trial.growth is not None:
         yield (
-            f"at {rate:g} requests/s {best.trial.growth}: it may not keep up, and a longer run "
-            "(--requests) would find higher latencies"
+            f"at {rate:g} requests/s {best.trial.growth}: the fleet hardly keeps up, and what "
+            f"holds for {best.trial.job.num_requests} requests need not hold for more (--requests)"
         )
