@@ -13,6 +13,7 @@ from tests.loadtest.simulator.builders import (
     a_world,
 )
 
+from sangam_core.admission import ADAPTIVE
 from sangam_loadtest.records import RequestRecord
 
 MOVING = FlatCosts(
@@ -203,3 +204,23 @@ def test_static_disaggregation_never_overflows() -> None:
     assert prefilled_on(records) == {"worker-0", "worker-1"}
     decoded_on = {workers[1] for record in records for workers in record.placements}
     assert decoded_on == {"worker-2", "worker-3"}
+
+
+def test_a_bound_on_a_fleets_blocks_makes_new_requests_wait() -> None:
+    plan = a_plan(*[(0.0, 32, 32)] * 3)
+    bounded, free = (
+        latencies(a_run(plan, a_system("1C", tau=1000, max_blocks_per_decoder=bound)).records)
+        for bound in (1.0, 3.0)
+    )
+    assert bounded == [1.75, 3.5, 5.25]
+    assert max(free) < bounded[1]
+
+
+def test_the_admission_policy_reaches_the_workers() -> None:
+    """Twelve prefills wait, and the budget is one prefill an iteration, unless it follows them."""
+    plan = a_plan(*[(0.0, 32, 32)] * 12)
+    most = [
+        max(item.batch.num_prefills for item in a_world(plan, system).run().iterations)
+        for system in (a_system("1C"), a_system("1C", admission=ADAPTIVE))
+    ]
+    assert most[0] == 1 < most[1]
