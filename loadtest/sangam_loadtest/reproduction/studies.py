@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sangam_core.admission import ADAPTIVE
 from sangam_core.placements import DECODE_AWARE, SHORTEST_DELAY
-from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
+from sangam_loadtest.reproduction.trial import OURS, Trial
 
 LLADA, DREAM = "llada-8b", "dream-7b"
 SHAREGPT, ARXIV = "sharegpt", "arxiv"
@@ -198,8 +198,3 @@ def every_trial() -> Iterator[Trial]:
         other_commits,
     ):
         yield from study()
-
-
-def is_of(trial: Trial, study: str, model: str, trace: str, system: str = PAPER) -> bool:
-    """Whether a trial belongs to a study's facet."""
-    return (trial.study, trial.model, trial.trace, trial.system) == (study, model, trace, system)
