@@ -8,24 +8,27 @@ import functools
 import importlib.util
 import inspect
 import json
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-_SECONDS = 240
+_SECONDS = 110
 INSTALL = (
     "pip install --no-deps -c constraints-gpu.txt "
     "flashinfer-python apache-tvm-ffi einops nvidia-ml-py tabulate"
 )
 """All that the import needs beside the worker's own packages; 115 MB, no CUDA."""
 
-_READ = """
-import inspect, json, sys
+_WITHOUT_CUTLASS = """
+import sys
 sys.modules["cutlass"] = None  # it looks for a GPU
+"""
+_READ = f"""{_WITHOUT_CUTLASS}
+import inspect, json
 import flashinfer
-found = {}
+found = {{}}
 for name in json.loads(sys.argv[1]):
     of = flashinfer
     for part in name.split("."):
@@ -34,7 +37,11 @@ for name in json.loads(sys.argv[1]):
         (each.name, each.kind, each.default is not each.empty, repr(each.default))
         for each in inspect.signature(of).parameters.values()
     ]
-print(json.dumps({"version": flashinfer.__version__, "signatures": found}))
+print(json.dumps(found))
+"""
+_RUN = f"""{_WITHOUT_CUTLASS}
+import runpy
+runpy.run_module(sys.argv[1], run_name="__main__")
 """
 
 
@@ -43,23 +50,35 @@ def installed_signatures(*names: str) -> dict[str, inspect.Signature]:
     return {name: _signature(parameters) for name, parameters in _read(names).items()}
 
 
+def run_with_flashinfer(module: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the tests beside the installed library. Skips without FlashInfer."""
+    _skip_without()
+    return _run(_RUN, module)
+
+
 @functools.cache
 def _read(names: tuple[str, ...]) -> dict[str, list[tuple[str, int, bool, str]]]:
+    _skip_without()
+    done = _run(_READ, json.dumps(names))
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, list[tuple[str, int, bool, str]]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _skip_without() -> None:
     if importlib.util.find_spec("flashinfer") is None:
         pytest.skip(f"flashinfer is not installed; no GPU is needed for: {INSTALL}")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _READ, json.dumps(names)],
+
+
+def _run(code: str, argument: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, argument],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=_SECONDS,
         check=False,
-        env={**os.environ, "FLASHINFER_LOGLEVEL": "0"},
     )
-    if done.returncode:
-        pytest.skip(f"flashinfer cannot be imported here: {done.stderr.strip().splitlines()[-1]}")
-    found: dict[str, list[tuple[str, int, bool, str]]]
-    found = json.loads(done.stdout.splitlines()[-1])["signatures"]
-    return found
 
 
 def _signature(parameters: list[tuple[str, int, bool, str]]) -> inspect.Signature:

@@ -24,7 +24,7 @@ from tests.worker.attention_batches import (
 )
 from tests.worker.checkpoints import DREAM, LLADA, dream_config, llada_config, write_checkpoint
 from tests.worker.flashinfer_fake import SIGNATURES, FakeFlashInfer, append_paged_kv_cache
-from tests.worker.flashinfer_installed import installed_signatures
+from tests.worker.flashinfer_installed import installed_signatures, run_with_flashinfer
 from tests.worker.requests import a_pass, a_plan
 from torch import Tensor
 
@@ -261,6 +261,11 @@ def test_the_fake_takes_what_the_installed_library_takes() -> None:
             assert theirs[each.name].default == default, f"{name}: {each.name}"
         positional = [each.name for each in ours.values() if each.kind is not each.KEYWORD_ONLY]
         assert positional == list(theirs)[: len(positional)], name
+
+
+def test_the_installed_library_s_own_code_takes_every_call_down_to_its_kernels() -> None:
+    done = run_with_flashinfer("tests.worker.flashinfer_on_cpu")
+    assert (done.returncode, done.stdout) == (0, "as expected\n"), done.stderr[-3000:]
 
 
 # Operators
