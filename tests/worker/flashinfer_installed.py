@@ -16,10 +16,9 @@ import pytest
 
 _SECONDS = 110
 INSTALL = (
-    "pip install --no-deps -c constraints-gpu.txt "
-    "flashinfer-python apache-tvm-ffi einops nvidia-ml-py tabulate"
+    "pip install --no-deps -c constraints-gpu.txt flashinfer-python apache-tvm-ffi nvidia-ml-py"
 )
-"""All that the import needs beside the worker's own packages; 115 MB, no CUDA."""
+"""All that the import needs beside what the tests have anyway: 115 MB, no CUDA."""
 
 _WITHOUT_CUTLASS = """
 import sys

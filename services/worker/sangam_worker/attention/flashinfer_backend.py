@@ -245,7 +245,7 @@ class FlashInferAttention:
         return self._to_device(torch.from_numpy(numbers))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        if self._pool.device.type == "cuda":
+        if self._pool.device.type == "cuda" and len(tensor):
             tensor = tensor.pin_memory()  # or the copy would wait for the device
         return tensor.to(self._pool.device, non_blocking=True)
 
