@@ -124,8 +124,8 @@ class IterationBench:
     ) -> None:
         self._attention: SkippableAttention | None = None
 
-        def skippable(pool: KVPool) -> Attention:
-            self._attention = SkippableAttention(ATTENTION_BACKENDS[attention](pool))
+        def skippable(pool: KVPool, num_heads: int) -> Attention:
+            self._attention = SkippableAttention(ATTENTION_BACKENDS[attention](pool, num_heads))
             return self._attention
 
         self.engine: Engine = load_engine(

@@ -1,9 +1,10 @@
 """Compile the FlashInfer kernels that the gpu image brings along; its build runs this with nvcc.
 
 Which kernels: paged prefill and decode attention for the head size and data type of LLaDA-8B and
-Dream-7B, and the writing of pages. ``python -m flashinfer.aot`` would compile much more, and from
-an installed package nothing at all: it looks for the sources where FlashInfer's repository has
-them. Whatever a worker asks for beyond these is compiled on first use and kept in its cache.
+Dream-7B, the writing of pages, norms, rotation and the gate: all that a worker asks for with them.
+``python -m flashinfer.aot`` would compile much more, and from an installed package nothing at all:
+it looks for the sources where FlashInfer's repository has them. Whatever a worker asks for beyond
+these is compiled on first use and kept in its cache.
 
     FLASHINFER_CUDA_ARCH_LIST=9.0a python flashinfer_kernels.py
 """
@@ -14,7 +15,10 @@ import torch
 from flashinfer.aot import copy_built_kernels, gen_fa2, gen_fa3
 from flashinfer.jit import JitSpec, build_jit_specs
 from flashinfer.jit import env as jit_env
+from flashinfer.jit.activation import gen_act_and_mul_module
+from flashinfer.jit.norm import gen_norm_module
 from flashinfer.jit.page import gen_page_module
+from flashinfer.jit.rope import gen_rope_module
 
 HEAD_DIM = 128
 DTYPE = torch.bfloat16
@@ -27,6 +31,9 @@ def wanted() -> list[JitSpec]:
         *gen_fa2(DTYPE, DTYPE, HEAD_DIM, HEAD_DIM, **plain),
         *gen_fa3(DTYPE, DTYPE, DTYPE, HEAD_DIM, HEAD_DIM, **plain),
         gen_page_module(),
+        gen_norm_module(),
+        gen_rope_module(),
+        gen_act_and_mul_module("silu"),
     ]
 
 

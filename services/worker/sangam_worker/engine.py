@@ -7,6 +7,7 @@ is in the plan (design section 3, *same bytes*).
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
+from sangam_worker.attention.flashinfer_backend import flashinfer_attention
 from sangam_worker.attention.protocol import Attention
 from sangam_worker.attention.torch_backend import TorchAttention
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.config import read_model_config, resolve_model
 from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.flashinfer_operators import flashinfer_operators
 from sangam_worker.models.linear import padded_rows
+from sangam_worker.models.operators import OperatorsFactory, TorchOperators
 from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
 from sangam_worker.models.transformer import Transformer
 from sangam_worker.packing import pack
@@ -28,7 +32,20 @@ from sangam_worker.sampling.sampler import Sampler
 from sangam_worker.weights import random_weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ATTENTION_BACKENDS: Mapping[str, Callable[[KVPool], Attention]] = {"torch": TorchAttention}
+
+AttentionFactory = Callable[[KVPool, int], Attention]
+"""A backend over a pool, for a model with a number of query heads."""
+
+ATTENTION_BACKENDS: Mapping[str, AttentionFactory] = {
+    "torch": lambda pool, num_heads: TorchAttention(pool),
+    "flashinfer": flashinfer_attention,
+    "flashinfer-fa2": partial(flashinfer_attention, kernel="fa2"),
+    "flashinfer-fa3": partial(flashinfer_attention, kernel="fa3"),
+}
+OPERATORS: Mapping[str, OperatorsFactory] = {
+    "torch": TorchOperators,
+    "flashinfer": flashinfer_operators,
+}
 
 T = TypeVar("T")
 
@@ -93,7 +110,8 @@ def load_engine(
     dtype: str = "float32",
     device: str = "cpu",
     total_pages: int,
-    attention: str | Callable[[KVPool], Attention] = "torch",
+    attention: str | AttentionFactory = "torch",
+    operators: str | OperatorsFactory = "torch",
     seed: int = 0,
 ) -> Engine:
     """Build an engine.
@@ -103,6 +121,7 @@ def load_engine(
         dtype: ``float32`` or ``bfloat16``; a checkpoint stored in another one is cast.
         total_pages: pages of 16 tokens in the KV pool.
         attention: the backend by name, or what makes one over the pool (benchmarks).
+        operators: what computes norms, gates and rotations, by name or as what makes them.
         seed: of random weights.
 
     Raises:
@@ -113,6 +132,8 @@ def load_engine(
     torch_dtype = _choice(dtype, DTYPES, "dtype")
     if isinstance(attention, str):
         attention = _choice(attention, ATTENTION_BACKENDS, "attention")
+    if isinstance(operators, str):
+        operators = _choice(operators, OPERATORS, "operators")
     torch_device = _device(device)
     with torch.inference_mode():
         if model.startswith(RANDOM_PREFIX):
@@ -122,7 +143,7 @@ def load_engine(
             folder = resolve_model(model)
             config = read_model_config(folder, name=model)
             weights = read_weights(folder, config, torch_dtype, torch_device)
-        transformer = Transformer(config, weights)
+        transformer = Transformer(config, weights, operators)
     pool = KVPool(
         num_layers=config.num_layers,
         total_pages=total_pages,
@@ -131,7 +152,7 @@ def load_engine(
         dtype=torch_dtype,
         device=torch_device,
     )
-    return Engine(config, transformer, pool, attention(pool))
+    return Engine(config, transformer, pool, attention(pool, config.num_heads))
 
 
 def _choice(name: str, choices: Mapping[str, T], setting: str) -> T:

@@ -24,6 +24,16 @@ class RotaryTable:
         """cos ``[rows, 1, head_dim]`` and sin ``[rows, 1, head_dim / 2]`` of positions."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
+    @property
+    def num_positions(self) -> int:
+        """Positions from 0 that are there."""
+        return len(self._cos)
+
+    def halves(self) -> Tensor:
+        """A float32 copy of the table, cos then sin of each half: ``[positions, head_dim]``."""
+        sin = self._sin[:, 0]
+        return torch.cat((self._cos[:, 0, : sin.shape[1]], sin), -1).float()
+
     def reserve(self, num_positions: int) -> None:
         """Make sure that positions below ``num_positions`` are there."""
         if num_positions > len(self._cos):

@@ -1,0 +1,283 @@
+"""FlashInfer's attention over pages: decode blocks and whole prefills in one plan, no mask.
+
+Decides how an iteration becomes FlashInfer's calls; ``flashinfer_layout`` makes their index arrays.
+Called by ``transformer`` through the protocol, planned by ``engine``. Nothing is copied to the
+device or read back after ``plan``. Sequences that keep no pages (cache ``none``) attend to
+their own new rows in a second plan.
+
+A head dimension that the kernels lack (the golden models' 16) is padded with zeros on the way:
+queries and new rows directly, pages as a copy of those that the plan names. The pool keeps its
+shape, so pages are as small, and transfers the same, as with any other backend; real models have
+128 and copy nothing.
+"""
+
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sangam_core.errors import ConfigurationError
+from sangam_core.geometry import PAGE_TOKENS
+from sangam_worker.attention.flashinfer_layout import (
+    ChooseKernel,
+    PagedPart,
+    measured_kernel,
+    rows_of,
+    split,
+)
+from sangam_worker.attention.layout import AttentionLayout, Int32s, Int64s
+from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer, load_flashinfer
+from sangam_worker.kv_pool import KVPool
+
+WORKSPACE_BYTES = 128 * 2**20
+"""Shared by all wrappers, for partial results of split keys. FlashInfer's recommendation; every
+wrapper adds 8 MiB for its plan, on the device and pinned."""
+
+_NHD = "NHD"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Share:
+    """Sequences that one planned wrapper answers.
+
+    Attributes:
+        wrapper: of the paged or, with ``is_alone``, of the ragged kind.
+        num_rows: queries. rows: where they are among all, ``None`` where they are all.
+    """
+
+    wrapper: Any
+    is_alone: bool
+    num_rows: int
+    rows: Tensor | None
+
+
+class FlashInferAttention:
+    """``Attention`` over a ``KVPool`` in bfloat16.
+
+    Args:
+        num_heads: query heads.
+        library: ``flashinfer``, or a fake of its semantics.
+        choose: the kernel of an iteration.
+
+    Raises:
+        ConfigurationError: no kernel has heads as large.
+    """
+
+    def __init__(
+        self, pool: KVPool, num_heads: int, library: FlashInfer, choose: ChooseKernel
+    ) -> None:
+        self._pool, self._library, self._choose = pool, library, choose
+        _, _, num_kv_heads, self._head_dim = pool.page_shape
+        kernel_dim = _kernel_dim(self._head_dim)
+        self._padding = kernel_dim - self._head_dim
+        self._problem: dict[str, Any] = {
+            "num_qo_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim_qk": kernel_dim,
+            "causal": False,
+            "sm_scale": self._head_dim**-0.5,  # of the model's dimension, not the padded one
+            "q_data_type": pool.dtype,
+            "kv_data_type": pool.dtype,
+        }
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
+        self._wrappers: dict[tuple[str, bool, bool], Any] = {}
+        self._flat_layers = [layer.view(-1, *pool.page_shape[2:]) for layer in pool.layers]
+        self._copied: torch.cuda.Event | None = None
+        # To FlashInfer's append, all pages are one sequence's: its positions are then our slots,
+        # and the rows of an iteration need no page table.
+        self._all_pages, self._all_pages_indptr, self._full_page = self._uploaded(
+            np.arange(pool.total_pages), np.array([0, pool.total_pages]), np.array([PAGE_TOKENS])
+        )
+
+    def plan(self, layout: AttentionLayout) -> None:
+        """Take the index arrays of the next iteration."""
+        if self._copied is not None:
+            # FlashInfer copies a plan from one pinned buffer: not to be overwritten before.
+            self._copied.synchronize()
+        paged, alone = split(layout)
+        self._plan_writes(layout, paged)
+        self._shares = {
+            False: self._shares_of(layout, layout.qo_indptr, paged, alone, is_head=False),
+            True: self._shares_of(layout, layout.head_indptr, paged, alone, is_head=True),
+        }
+        if self._pool.device.type == "cuda":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    def write(self, k_new: Tensor, v_new: Tensor, layer: int) -> None:
+        """Keep the K/V of the rows that the layout says."""
+        if not self._num_written:
+            return
+        if self._write_rows is not None:
+            k_new = k_new.index_select(0, self._write_rows)
+            v_new = v_new.index_select(0, self._write_rows)
+        k_new, v_new = k_new[: self._num_written], v_new[: self._num_written]
+        if self._padding:  # no kernel writes rows as narrow
+            self._flat_layers[layer].index_copy_(0, self._key_slots, k_new)
+            self._flat_layers[layer].index_copy_(0, self._key_slots + PAGE_TOKENS, v_new)
+            return
+        self._library.append_paged_kv_cache(
+            k_new,
+            v_new,
+            self._write_sequences,
+            self._write_slots,
+            self._pool.layers[layer],
+            self._all_pages,
+            self._all_pages_indptr,
+            self._full_page,
+            kv_layout=_NHD,
+        )
+
+    def run(
+        self, q: Tensor, k_new: Tensor, v_new: Tensor, layer: int, *, head_rows_only: bool = False
+    ) -> Tensor:
+        """Keep the new K/V on their pages, then attend: every sequence of a kind in one call."""
+        self.write(k_new, v_new, layer)
+        shares = self._shares[head_rows_only]
+        q = self._padded(q)
+        out = q.new_empty(q.shape)
+        out[sum(share.num_rows for share in shares) :].zero_()
+        for share in shares:
+            keys_values = self._own(k_new, v_new) if share.is_alone else (self._cache(layer),)
+            if share.rows is None:
+                queries, answers = q[: share.num_rows], out[: share.num_rows]
+                share.wrapper.run(queries, *keys_values, out=answers)
+            else:
+                queries = q.index_select(0, share.rows)
+                answers = share.wrapper.run(queries, *keys_values, out=torch.empty_like(queries))
+                out.index_copy_(0, share.rows, answers)
+        return out[:, :, : self._head_dim].flatten(1)
+
+    def _plan_writes(self, layout: AttentionLayout, paged: PagedPart) -> None:
+        """Upload what ``write`` and the padded pages need, and the page table."""
+        slots = layout.write_slots
+        self._num_written = len(slots)
+        self._write_sequences, self._write_slots, self._kv_indices = self._uploaded(
+            np.zeros(len(slots), dtype=np.int32), slots, paged.kv_indices
+        )
+        is_every_row = self._num_written == layout.qo_indptr[-1]
+        self._write_rows = None if is_every_row else self._rows(layout.write_rows)
+        if self._padding:
+            # A layer seen as half pages: K of page p is number 2p, V is 2p + 1.
+            pages, within = np.divmod(slots, PAGE_TOKENS)
+            self._key_slots = self._rows(2 * pages * PAGE_TOKENS + within)
+            self._named_pages = self._kv_indices
+            (self._kv_indices,) = self._uploaded(np.arange(len(paged.kv_indices)))
+
+    def _shares_of(
+        self,
+        layout: AttentionLayout,
+        indptr: Int32s,
+        paged: PagedPart,
+        alone: Int64s,
+        *,
+        is_head: bool,
+    ) -> list[_Share]:
+        """Plan the wrappers for queries with bounds ``indptr``; none where there are no rows."""
+        kernel = self._choose(layout)
+        shares = []
+        for is_alone, sequences in ((False, paged.sequences), (True, alone)):
+            own_indptr, rows = rows_of(indptr, sequences)
+            if own_indptr[-1] == 0:
+                continue
+            wrapper = self._wrapper(kernel, is_alone, is_head)
+            if is_alone:
+                kv_indptr, kv_rows = rows_of(layout.qo_indptr, sequences)
+                self._num_own = int(kv_indptr[-1])
+                self._own_rows = None if kv_rows is None else self._rows(kv_rows)
+                wrapper.plan(_on_host(own_indptr), _on_host(kv_indptr), **self._problem)
+            else:
+                wrapper.plan(
+                    _on_host(own_indptr),
+                    _on_host(paged.kv_indptr),
+                    self._kv_indices,
+                    _on_host(paged.last_page_lengths),
+                    page_size=PAGE_TOKENS,
+                    **self._problem,
+                )
+            on_device = None if rows is None else self._rows(rows)
+            shares.append(_Share(wrapper, is_alone, int(own_indptr[-1]), on_device))
+        return shares
+
+    def _wrapper(self, kernel: str, is_alone: bool, is_head: bool) -> Any:
+        """One wrapper for each plan that is alive at a time: a plan lives in its wrapper."""
+        key = (kernel, is_alone, is_head)
+        if key not in self._wrappers:
+            library = self._library
+            make = (
+                library.BatchPrefillWithRaggedKVCacheWrapper
+                if is_alone
+                else library.BatchPrefillWithPagedKVCacheWrapper
+            )
+            self._wrappers[key] = make(self._workspace, _NHD, backend=kernel)
+        return self._wrappers[key]
+
+    def _cache(self, layer: int) -> Tensor:
+        """The pages that ``self._kv_indices`` number: the layer's own, or a padded copy."""
+        pages = self._pool.layers[layer]
+        return self._padded(pages.index_select(0, self._named_pages)) if self._padding else pages
+
+    def _own(self, k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
+        """The new K and V of the sequences without pages."""
+        return self._own_side(k_new), self._own_side(v_new)
+
+    def _own_side(self, new: Tensor) -> Tensor:
+        if self._own_rows is None:
+            return self._padded(new[: self._num_own]).contiguous()
+        return self._padded(new.index_select(0, self._own_rows))
+
+    def _padded(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, self._padding)) if self._padding else x
+
+    def _uploaded(self, *arrays: Int32s | Int64s) -> tuple[Tensor, ...]:
+        """int32 arrays on the device, in one copy."""
+        together = torch.from_numpy(np.concatenate(arrays, dtype=np.int32, casting="same_kind"))
+        on_device = self._to_device(together)
+        bounds = accumulate((len(array) for array in arrays), initial=0)
+        return tuple(on_device[start:stop] for start, stop in pairwise(bounds))
+
+    def _rows(self, numbers: Int64s) -> Tensor:
+        """Row numbers on the device, int64 as torch's indexing wants them."""
+        return self._to_device(torch.from_numpy(numbers))
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        if self._pool.device.type == "cuda" and len(tensor):
+            tensor = tensor.pin_memory()  # or the copy would wait for the device
+        return tensor.to(self._pool.device, non_blocking=True)
+
+
+def flashinfer_attention(
+    pool: KVPool, num_heads: int, kernel: str | None = None
+) -> FlashInferAttention:
+    """The backend on the installed library; ``kernel``: ``fa2``, ``fa3`` or the faster one.
+
+    Raises:
+        ConfigurationError: it is not installed, or cannot run there.
+    """
+    library = load_flashinfer(pool.device, pool.dtype)
+    is_hopper = torch.cuda.get_device_capability(pool.device)[0] == 9
+    if kernel == "fa3" and not is_hopper:
+        raise ConfigurationError("FlashInfer's FA3 kernels need a Hopper GPU (H100, H200)")
+    if kernel is None and is_hopper:
+        _, _, num_kv_heads, _ = pool.page_shape
+        return FlashInferAttention(
+            pool, num_heads, library, measured_kernel(num_heads, num_kv_heads)
+        )
+    return FlashInferAttention(pool, num_heads, library, lambda layout: kernel or "fa2")
+
+
+def _kernel_dim(head_dim: int) -> int:
+    """The least head dimension of the kernels that holds ``head_dim``."""
+    for each in HEAD_DIMS:
+        if head_dim <= each:
+            return each
+    raise ConfigurationError(f"FlashInfer has no kernel for heads of {head_dim}, only {HEAD_DIMS}")
+
+
+def _on_host(array: Int32s) -> Tensor:
+    """Where FlashInfer plans; it copies to the device itself."""
+    return torch.from_numpy(array)

@@ -1,0 +1,110 @@
+"""FlashInfer's operators between the products: fewer kernels, and fewer trips through memory.
+
+Decides which of them FlashInfer computes: shapes that it has no kernel for (the golden models')
+stay with torch. Called by ``transformer`` through the protocol. All compute in float32 and round
+once, where the published code rounds in between (norms before the weight, Dream's rotation product
+by product); tests bound the difference.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer, load_flashinfer
+from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.linear import Linear, linear
+from sangam_worker.models.operators import GateUp, Rotation, TorchOperators
+from sangam_worker.models.rope import RotaryTable
+
+_VECTOR_BYTES = 16
+"""Both halves of what the SiLU-mul kernel reads must be aligned to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRotation:
+    """Rotates in place. ``table``: float32 ``[positions, head_dim]``, cos then sin."""
+
+    library: FlashInfer
+    table: Tensor
+    positions: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rotate ``[rows, heads, head_dim]``, which may be part of wider rows.
+
+        The kernel turns queries and keys alike, so any cut between them does; it needs both.
+        """
+        keys = x[:, -1:] if x.shape[1] > 1 else x.new_empty(x.shape)
+        queries = x[:, :-1] if x.shape[1] > 1 else x
+        self.library.apply_rope_with_cos_sin_cache_inplace(
+            self.positions, queries, keys, x.shape[2], self.table, is_neox=True
+        )
+        return x
+
+    def select(self, rows: Tensor) -> "FusedRotation":
+        """The same for a choice of the rows."""
+        return FusedRotation(self.library, self.table, self.positions.index_select(0, rows))
+
+
+class FlashInferOperators:
+    """``Operators`` in bfloat16.
+
+    Args:
+        library: ``flashinfer``, or a fake of its semantics.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, library: FlashInfer
+    ) -> None:
+        self._library, self._norm_eps = library, config.norm_eps
+        self._torch = TorchOperators(config, dtype, device)
+        self._is_rotation_fused = config.head_dim in HEAD_DIMS
+        if self._is_rotation_fused:
+            # Dream's angles are rounded to the model's dtype, as its own code has them.
+            angles = torch.float32 if config.is_rope_in_float32 else dtype
+            self._rope = RotaryTable(config, angles, device)
+            self._table = self._rope.halves()
+
+    def gate_up(self, gate: Tensor, up: Tensor) -> GateUp:
+        """One product of both weights, then one kernel."""
+        if gate.shape[0] * gate.element_size() % _VECTOR_BYTES:
+            return self._torch.gate_up(gate, up)
+        product, silu_and_mul = linear(torch.cat((gate, up))), self._library.silu_and_mul
+        return lambda x: silu_and_mul(product(x))
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm, times the weight before it is rounded."""
+        return self._library.rmsnorm(x, weight, self._norm_eps)
+
+    def add_norm(
+        self, product: Linear, inputs: Tensor, x: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The product, then sum and norm in one kernel: x and the product are overwritten."""
+        added = product(inputs)
+        self._library.fused_add_rmsnorm(added, x, weight, self._norm_eps)
+        return x, added
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """A table on the device and the positions in it."""
+        if not self._is_rotation_fused:
+            return self._torch.rotation(positions)
+        return FusedRotation(self._library, self._table, positions)
+
+    def reserve(self, num_positions: int) -> None:
+        """Make sure that positions below ``num_positions`` are in the table."""
+        if not self._is_rotation_fused:
+            self._torch.reserve(num_positions)
+        elif num_positions > self._rope.num_positions:
+            self._rope.reserve(num_positions)
+            self._table = self._rope.halves()
+
+
+def flashinfer_operators(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> FlashInferOperators:
+    """The operators on the installed library.
+
+    Raises:
+        ConfigurationError: it is not installed, or cannot run there.
+    """
+    return FlashInferOperators(config, dtype, device, load_flashinfer(device, dtype))

@@ -1,0 +1,363 @@
+"""FlashInfer on a CPU: the same arguments, read the same way, computed by the formula.
+
+What is checked is what the library's kernels rely on and cannot report (index types, strides,
+supported dimensions) besides what its Python code refuses. Every call is recorded, so that a test
+can bind it against the installed release's signature.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEAD_DIMS = (64, 128, 256)
+
+
+class FakeFlashInfer:
+    """The part of ``flashinfer`` that the worker uses.
+
+    Attributes:
+        calls: function or ``Class.method``, arguments, keyword arguments; in order.
+        planned: index arrays of every plan, as lists.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.planned: list[dict[str, Any]] = []
+        self.BatchPrefillWithPagedKVCacheWrapper = partial(_Paged, self)
+        self.BatchPrefillWithRaggedKVCacheWrapper = partial(_Ragged, self)
+
+    def record(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self.calls.append((name, args, kwargs))
+
+    def called(self, name: str) -> int:
+        return sum(1 for each, _, _ in self.calls if each == name)
+
+    def append_paged_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        self.record("append_paged_kv_cache", *args, **kwargs)
+        append_paged_kv_cache(*args, **kwargs)
+
+    def rmsnorm(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.record("rmsnorm", *args, **kwargs)
+        return rmsnorm(*args, **kwargs)
+
+    def fused_add_rmsnorm(self, *args: Any, **kwargs: Any) -> None:
+        self.record("fused_add_rmsnorm", *args, **kwargs)
+        fused_add_rmsnorm(*args, **kwargs)
+
+    def silu_and_mul(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.record("silu_and_mul", *args, **kwargs)
+        return silu_and_mul(*args, **kwargs)
+
+    def apply_rope_with_cos_sin_cache_inplace(self, *args: Any, **kwargs: Any) -> None:
+        self.record("apply_rope_with_cos_sin_cache_inplace", *args, **kwargs)
+        apply_rope_with_cos_sin_cache_inplace(*args, **kwargs)
+
+
+# Parameters below are the real ones' by name, order and default (a test compares them).
+
+
+class _Paged:
+    name = "BatchPrefillWithPagedKVCacheWrapper"
+
+    def __init__(
+        self,
+        fake: FakeFlashInfer,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        *,
+        backend: str = "auto",
+    ) -> None:
+        self._fake = fake
+        fake.record(f"{self.name}.__init__", float_workspace_buffer, kv_layout, backend=backend)
+        _check_workspace(float_workspace_buffer, backend)
+        assert kv_layout == "NHD"
+
+    def plan(self, *args: Any, **kwargs: Any) -> None:
+        self._fake.record(f"{self.name}.plan", *args, **kwargs)
+        self._plan(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._fake.record(f"{self.name}.run", *args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+    ) -> None:
+        for each in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
+            _check_indices(each)
+        batch_size = len(qo_indptr) - 1
+        _check_indptr(qo_indptr)
+        _check_indptr(paged_kv_indptr)
+        assert len(paged_kv_indptr) == batch_size + 1
+        assert len(paged_kv_last_page_len) == batch_size
+        assert len(paged_kv_indices) == paged_kv_indptr[-1]
+        assert paged_kv_last_page_len.min() >= 1
+        assert paged_kv_last_page_len.max() <= page_size
+        _check_heads(num_qo_heads, num_kv_heads, head_dim_qk)
+        self._qo_indptr = qo_indptr.tolist()
+        self._kv_indptr = paged_kv_indptr.tolist()
+        self._kv_indices = paged_kv_indices  # on the device already: not copied
+        self._last_page_len = paged_kv_last_page_len.tolist()
+        self._page_size, self._causal = page_size, causal
+        self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        self._scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
+        self._dtypes = q_data_type, q_data_type if kv_data_type is None else kv_data_type
+        self._fake.planned.append(
+            {
+                "kind": "paged",
+                "qo_indptr": self._qo_indptr,
+                "kv_indptr": self._kv_indptr,
+                "kv_indices": paged_kv_indices.tolist(),
+                "last_page_len": self._last_page_len,
+            }
+        )
+
+    def _run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor | None = None) -> Tensor:
+        num_qo_heads, num_kv_heads, head_dim = self._heads
+        assert paged_kv_cache.shape[1:] == (2, self._page_size, num_kv_heads, head_dim)
+        assert paged_kv_cache.stride(-1) == 1
+        assert (q.dtype, paged_kv_cache.dtype) == self._dtypes
+        assert q.shape[1:] == (num_qo_heads, head_dim)
+        out = _check_queries(q, self._qo_indptr, out)
+        k_cache, v_cache = paged_kv_cache.unbind(1)
+        for number, last_page_len in enumerate(self._last_page_len):
+            pages = self._kv_indices[self._kv_indptr[number] : self._kv_indptr[number + 1]].long()
+            length = (len(pages) - 1) * self._page_size + last_page_len
+            k, v = (side[pages].flatten(0, 1)[:length] for side in (k_cache, v_cache))
+            rows = slice(self._qo_indptr[number], self._qo_indptr[number + 1])
+            out[rows] = _attend(q[rows], k, v, self._scale, self._causal)
+        return out
+
+
+class _Ragged:
+    name = "BatchPrefillWithRaggedKVCacheWrapper"
+
+    def __init__(
+        self,
+        fake: FakeFlashInfer,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        *,
+        backend: str = "auto",
+    ) -> None:
+        self._fake = fake
+        fake.record(f"{self.name}.__init__", float_workspace_buffer, kv_layout, backend=backend)
+        _check_workspace(float_workspace_buffer, backend)
+        assert kv_layout == "NHD"
+
+    def plan(self, *args: Any, **kwargs: Any) -> None:
+        self._fake.record(f"{self.name}.plan", *args, **kwargs)
+        self._plan(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._fake.record(f"{self.name}.run", *args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _plan(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+    ) -> None:
+        for each in (qo_indptr, kv_indptr):
+            _check_indices(each)
+            _check_indptr(each)
+        assert len(qo_indptr) == len(kv_indptr)
+        _check_heads(num_qo_heads, num_kv_heads, head_dim_qk)
+        self._qo_indptr, self._kv_indptr = qo_indptr.tolist(), kv_indptr.tolist()
+        self._heads, self._causal = (num_qo_heads, num_kv_heads, head_dim_qk), causal
+        self._scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
+        self._dtypes = q_data_type, q_data_type if kv_data_type is None else kv_data_type
+        self._fake.planned.append(
+            {"kind": "ragged", "qo_indptr": self._qo_indptr, "kv_indptr": self._kv_indptr}
+        )
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None) -> Tensor:
+        num_qo_heads, num_kv_heads, head_dim = self._heads
+        assert k.shape == v.shape == (self._kv_indptr[-1], num_kv_heads, head_dim)
+        assert (q.dtype, k.dtype) == self._dtypes
+        assert q.shape[1:] == (num_qo_heads, head_dim)
+        out = _check_queries(q, self._qo_indptr, out)
+        for number in range(len(self._qo_indptr) - 1):
+            rows = slice(self._qo_indptr[number], self._qo_indptr[number + 1])
+            seen = slice(self._kv_indptr[number], self._kv_indptr[number + 1])
+            out[rows] = _attend(q[rows], k[seen], v[seen], self._scale, self._causal)
+        return out
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    assert kv_layout == "NHD"
+    page_size, num_heads, head_dim = paged_kv_cache.shape[2:]
+    assert append_key.shape == append_value.shape == (len(positions), num_heads, head_dim)
+    assert append_key.dtype == append_value.dtype == paged_kv_cache.dtype
+    assert append_key.stride(-1) == append_value.stride(-1) == 1
+    assert head_dim in HEAD_DIMS
+    assert len(batch_indices) == len(positions)
+    assert len(kv_indptr) == len(kv_last_page_len) + 1
+    for each in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
+        _check_indices(each)
+    iterations = kv_indptr[batch_indices.long()] * page_size + positions
+    pages = kv_indices[(iterations // page_size).long()].long()
+    slots = (iterations % page_size).long()
+    paged_kv_cache[pages, 0, slots] = append_key
+    paged_kv_cache[pages, 1, slots] = append_value
+
+
+def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:  # noqa: A002
+    _check_half(input, weight)
+    assert input.dim() == 2
+    return _normed(input.float(), weight, eps).to(input.dtype)
+
+
+def fused_add_rmsnorm(
+    input: Tensor,  # noqa: A002
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+) -> None:
+    _check_half(input, residual, weight)
+    assert input.shape == residual.shape
+    assert input.dim() == 2
+    x = input.float() + residual.float()
+    residual.copy_(x)
+    input.copy_(_normed(x, weight, eps))
+
+
+def silu_and_mul(input: Tensor) -> Tensor:  # noqa: A002
+    _check_half(input)
+    half = input.shape[-1] // 2
+    if input.shape[-1] * input.dtype.itemsize % 16:
+        raise ValueError("The pointers must be multiple of 16 bytes.")
+    assert half * input.dtype.itemsize % 16 == 0, "the second half's loads are misaligned"
+    x, y = input[..., :half].float(), input[..., half:].float()
+    return (x / (1 + (-x).exp()) * y).to(input.dtype)
+
+
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    head_size: int,
+    cos_sin_cache: Tensor,
+    is_neox: bool = True,
+) -> None:
+    _check_half(query, key)
+    if cos_sin_cache.dtype != torch.float32:
+        raise ValueError("cos_sin_cache should be float32")
+    assert cos_sin_cache.is_contiguous()
+    assert positions.is_contiguous()
+    assert positions.dtype in (torch.int32, torch.int64)
+    assert head_size in HEAD_DIMS, "another kernel, which we do not use"
+    assert is_neox
+    assert positions.min() >= 0
+    assert positions.max() < len(cos_sin_cache)
+    half = head_size // 2
+    cos = cos_sin_cache[positions.long(), None, :half]
+    sin = cos_sin_cache[positions.long(), None, half:]
+    for x in (query, key):
+        x = x.view(x.shape[0], -1, head_size)
+        first, second = x[..., :half].float(), x[..., half:].float()
+        x[..., :half] = first * cos - second * sin
+        x[..., half:] = second * cos + first * sin
+
+
+SIGNATURES = {
+    "BatchPrefillWithPagedKVCacheWrapper.__init__": partial(_Paged, FakeFlashInfer()),
+    "BatchPrefillWithPagedKVCacheWrapper.plan": partial(_Paged._plan, None),
+    "BatchPrefillWithPagedKVCacheWrapper.run": partial(_Paged._run, None),
+    "BatchPrefillWithRaggedKVCacheWrapper.__init__": partial(_Ragged, FakeFlashInfer()),
+    "BatchPrefillWithRaggedKVCacheWrapper.plan": partial(_Ragged._plan, None),
+    "BatchPrefillWithRaggedKVCacheWrapper.run": partial(_Ragged._run, None),
+    "append_paged_kv_cache": append_paged_kv_cache,
+    "rmsnorm": rmsnorm,
+    "fused_add_rmsnorm": fused_add_rmsnorm,
+    "silu_and_mul": silu_and_mul,
+    "apply_rope_with_cos_sin_cache_inplace": apply_rope_with_cos_sin_cache_inplace,
+}
+"""What the fake takes, to compare with what the library takes."""
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * ((x * x).mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = (side.float().repeat_interleave(group, 1) for side in (k, v))
+    scores = torch.einsum("thd,shd->hts", q.float(), k) * scale
+    if causal:
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.einsum("hts,shd->thd", scores.softmax(-1), v).to(q.dtype)
+
+
+def _check_queries(q: Tensor, qo_indptr: list[int], out: Tensor | None) -> Tensor:
+    if q.size(0) != qo_indptr[-1]:
+        raise ValueError(f"q.shape[0] ({q.size(0)}) does not match qo_indptr[-1]")
+    assert q.stride(-1) == 1
+    out = q.new_empty(q.shape) if out is None else out
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert out.is_contiguous(), "FA2 takes no strides of the result"
+    return out.fill_(torch.nan)
+
+
+def _check_half(*tensors: Tensor) -> None:
+    for each in tensors:
+        if each.dtype not in (torch.bfloat16, torch.float16):
+            raise TypeError(f"no kernel for {each.dtype}")
+        assert each.stride(-1) == 1
+
+
+def _check_workspace(buffer: Tensor, backend: str) -> None:
+    assert buffer.dtype == torch.uint8
+    assert buffer.data_ptr() % 16 == 0
+    assert backend in ("fa2", "fa3")
+
+
+def _check_indices(indices: Tensor) -> None:
+    assert indices.dtype == torch.int32, "other types choose or break a kernel"
+    assert indices.dim() == 1
+    assert indices.is_contiguous()
+
+
+def _check_indptr(indptr: Tensor) -> None:
+    assert indptr[0] == 0
+    assert len(indptr) >= 2
+    assert (indptr.diff() >= 0).all()
+
+
+def _check_heads(num_qo_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    assert num_qo_heads % num_kv_heads == 0
+    assert head_dim in HEAD_DIMS
