@@ -105,7 +105,7 @@ bench-passes: $(STAMP) ## what a worker's iterations cost, as CSV (OUT=FILE, MOD
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.pass_costs \
 		$(if $(OUT),--out $(abspath $(OUT))) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE))
 
-bench-simulator: $(STAMP) ## the simulator against real workers on this machine, five minutes (OUT=FOLDER)
+bench-simulator: $(STAMP) ## the simulator against real workers on this machine, four minutes (OUT=FOLDER)
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.simulator_check --out $(abspath $(or $(OUT),.sangam/simulator-check))
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
