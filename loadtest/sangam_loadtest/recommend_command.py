@@ -167,7 +167,7 @@ def recommend_command(
             except KeyboardInterrupt:
                 _show_interrupted(search, scenario, output, console)
                 raise
-        show_recommendation(finalists, search.trials, scenario.objectives, console)
+        show_recommendation(finalists, scenario.objectives, console)
         if more_gpus and not finalists[0].holds:
             _show_fewest(fewest, gpus, scenario, console)
         show_deployment((fewest or finalists[0].trial).candidate, costs.model, console)

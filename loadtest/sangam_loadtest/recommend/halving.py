@@ -53,13 +53,19 @@ def next_rate(rate: float, least: float, worths: Sequence[float]) -> float:
 def tells(before: Trial, length: int, rate: float) -> bool:
     """Whether a run of ``length`` requests lasts long enough at a rate to tell of overload.
 
-    A system takes any rate for as long as a few requests take; runs last eight mean latencies.
+    A system takes any rate for as long as a few requests take: they come into an empty system, and
+    the last of them have it to themselves. So runs last eight mean latencies.
 
     Args:
-        before: a trial at a lower rate, by which the latency is judged.
+        before: the trial, or one at a lower rate, by which the latency is judged.
     """
     latency = before.summary.distributions.get("latency")
     return latency is not None and length / rate >= MIN_LATENCIES * latency.mean
+
+
+def lasts(trial: Trial) -> bool:
+    """Whether a trial lasts long enough for what it holds to mean something."""
+    return tells(trial, trial.job.num_requests, trial.job.rate)
 
 
 def halved(

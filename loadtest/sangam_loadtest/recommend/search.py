@@ -13,7 +13,7 @@ from math import ceil, log2
 
 from sangam_loadtest.capacity import Capacity, ProbeResult, Search, find_capacity, judge
 from sangam_loadtest.recommend.candidates import Candidate, Choices, Mode, neighbours
-from sangam_loadtest.recommend.halving import halved, kept, next_rate, ranked, tells
+from sangam_loadtest.recommend.halving import halved, kept, lasts, next_rate, ranked, tells
 from sangam_loadtest.recommend.trials import Job, Trial
 from sangam_loadtest.recommend.workers import SimulationProcesses
 from sangam_loadtest.summary import Summary
@@ -22,6 +22,7 @@ _RUNGS = (8, 4, 2, 1)  # a full run divided by each
 _MIN_REQUESTS = 30
 _RATE_RANGE = 16.0
 _MAX_SPLIT_ROUNDS = 6
+_LONGER = (1, 2, 4, 8)  # times a full run, for what holds in a run too short to tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,25 +259,28 @@ class DeploymentSearch:
 
     def _judge(self, trial: Trial) -> Finalist:
         full, candidate = self._effort.num_requests, trial.candidate
-        start = self._race_rate
         search = Search(
             self._scenario.objectives,
-            start_rate=start,
+            start_rate=self._rate,
             min_rate=self._rate / _RATE_RANGE,
-            max_rate=start * _RATE_RANGE,
+            max_rate=self._rate * _RATE_RANGE,
             tolerance=self._effort.tolerance,
         )
         known = [
-            _verdict(search, trial)
-            for trial in self.trials
-            if trial.candidate == candidate and trial.job.num_requests == full
+            _verdict(search, made)
+            for made in self._full_runs(candidate)
+            if lasts(made) or not made.holds(search.objectives)
         ]
         probed: dict[float, Trial] = {}
 
         def probe(rate: float) -> Summary:
-            probed[rate] = self._processes.run(Job(candidate, rate, full))
-            self._took(probed[rate])
-            return probed[rate].summary
+            for factor in _LONGER:
+                found = self._processes.run(Job(candidate, rate, full * factor))
+                self._took(found)
+                if lasts(found) or not found.holds(search.objectives):
+                    break
+            probed[rate] = found
+            return found.summary
 
         found = find_capacity(
             search, probe, known, verdict=lambda search, rate, _: _verdict(search, probed[rate])
@@ -295,16 +299,19 @@ class DeploymentSearch:
         if missing:
             self._on_stage(Stage("lower rates", len(missing)))
             self._run(missing)
-        return [replace(finalist, curve=self._curve(finalist)) for finalist in finalists]
+        return [
+            replace(finalist, curve=tuple(self._full_runs(finalist.candidate)))
+            for finalist in finalists
+        ]
 
-    def _curve(self, finalist: Finalist) -> tuple[Trial, ...]:
-        full = self._effort.num_requests
-        by_rate = {
-            trial.job.rate: trial
-            for trial in self.trials
-            if trial.candidate == finalist.candidate and trial.job.num_requests == full
-        }
-        return tuple(by_rate[rate] for rate in sorted(by_rate))
+    def _full_runs(self, candidate: Candidate) -> list[Trial]:
+        """The longest run of a candidate at each rate, a full one or longer, by rate."""
+        by_rate: dict[float, Trial] = {}
+        for trial in sorted(self.trials, key=lambda trial: trial.job.num_requests):
+            job = trial.job
+            if job.candidate == candidate and job.num_requests >= self._effort.num_requests:
+                by_rate[job.rate] = trial
+        return [by_rate[rate] for rate in sorted(by_rate)]
 
 
 def _verdict(search: Search, trial: Trial) -> ProbeResult:

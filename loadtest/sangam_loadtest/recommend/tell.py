@@ -21,10 +21,7 @@ _TWICE = 1.0
 
 
 def show_recommendation(
-    finalists: Sequence[Finalist],
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],
-    console: Console,
+    finalists: Sequence[Finalist], objectives: Sequence[Objective], console: Console
 ) -> None:
     """Print the best, its margin and the others; warnings last."""
     best = finalists[0]
@@ -46,7 +43,7 @@ def show_recommendation(
         for place, finalist in enumerate(finalists, 1):
             console.print(f"  {place}: {finalist.candidate}", soft_wrap=True)
         console.print(_worth(finalists), soft_wrap=True)
-    for warning in _warnings(finalists, trials, objectives):
+    for warning in _warnings(finalists):
         console.print(Text(warning, style="yellow"), soft_wrap=True)
 
 
@@ -130,16 +127,13 @@ def _worth(finalists: Sequence[Finalist]) -> str:
     return f"what {first.candidate.mode.value} takes within the objectives: {', '.join(told)}"
 
 
-def _warnings(
-    finalists: Sequence[Finalist], trials: Sequence[Trial], objectives: Sequence[Objective]
-) -> Iterator[str]:
+def _warnings(finalists: Sequence[Finalist]) -> Iterator[str]:
     best = finalists[0]
     rate, num_gpus = best.trial.job.rate, best.candidate.num_gpus
-    asked = [trial for trial in trials if trial.job.rate == rate]
-    if len(asked) > 1 and all(trial.slack(objectives) >= 0 for trial in asked):
+    if all((finalist.margin or 0.0) >= _TWICE for finalist in finalists):
         yield (
-            f"every deployment tried holds the objectives at {rate:g} requests/s: they are so "
-            "loose that they hardly tell deployments apart; tighten them, or ask for a higher rate"
+            "every one of these holds the objectives at twice the rate asked for: they are so "
+            "loose that the choice hardly matters; tighten them, or ask for a higher rate"
         )
     held = best.capacity.highest_held
     if held is not None and best.margin is not None:

@@ -10,6 +10,7 @@ from tests.loadtest.recommend.builders import candidate, scenario, trial
 
 from sangam_loadtest.capacity import Objective
 from sangam_loadtest.recommend.candidates import Candidate, Choices, Mode
+from sangam_loadtest.recommend.halving import lasts
 from sangam_loadtest.recommend.more_gpus import by_proportion, fewest_gpus, scaled
 from sangam_loadtest.recommend.search import (
     DeploymentSearch,
@@ -18,7 +19,7 @@ from sangam_loadtest.recommend.search import (
     Stage,
     best_of_modes,
 )
-from sangam_loadtest.recommend.trials import Job, Scenario, Trial
+from sangam_loadtest.recommend.trials import Scenario, Trial
 from sangam_loadtest.recommend.workers import SimulationProcesses
 from sangam_loadtest.traces.csv_file import Columns
 from sangam_loadtest.traces.request import TraceError
@@ -71,8 +72,11 @@ def test_the_margin_is_what_simulations_at_these_rates_say(
     assert best.margin == pytest.approx(held / 2.5 - 1)
     assert held < violated <= held * 1.2
     again = scenario(2.5, objectives=OBJECTIVES)
-    assert again.run(Job(best.candidate, held, 40)).holds(OBJECTIVES)
-    assert not again.run(Job(best.candidate, violated, 40)).holds(OBJECTIVES)
+    made = {trial.job.rate: trial for trial in best.curve}
+    assert again.run(made[held].job) == made[held]
+    assert made[held].holds(OBJECTIVES)
+    assert lasts(made[held])
+    assert not made[violated].holds(OBJECTIVES)
 
 
 def test_finalists_are_judged_by_full_runs_at_the_rate_asked_for(
