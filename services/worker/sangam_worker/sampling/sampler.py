@@ -132,13 +132,13 @@ class Sampler:
             return
         # A group is padded like every product (see ``linear``).
         padded = rows + rows[:1] * (padded_rows(len(rows)) - len(rows))
-        index = torch.tensor(padded, device=logits.device)
+        index = _sent(padded, logits.device)
         group = self._propose(logits[index], draw, [keys[row] for row in padded])
         proposed.index_copy_(0, index, group)
 
     def _propose(self, logits: Tensor, draw: Draw, keys: list[int]) -> Tensor:
         """Token and confidence of rows that are drawn alike, float64 ``[rows, 2]``."""
-        drawn_keys = torch.tensor([] if draw.is_greedy else keys, device=logits.device)
+        drawn_keys = _sent([] if draw.is_greedy else keys, logits.device)
         tokens, confidences = propose(logits, draw, drawn_keys, self._config.mask_id)
         return torch.stack((tokens.double(), confidences), 1)
 
@@ -158,6 +158,12 @@ class Sampler:
 def compared_threshold(threshold: float, family: Family, dtype: torch.dtype) -> float:
     """A threshold as confidences meet it: Dream compares in the model's dtype, LLaDA in float64."""
     return threshold if family == "llada" else float(torch.tensor(threshold, dtype=dtype))
+
+
+def _sent(values: list[int], device: torch.device) -> Tensor:
+    """A tensor on the device, without waiting for what the device is doing (as a plain copy of
+    pageable memory does; the driver takes its own copy of this one before it returns)."""
+    return torch.tensor(values).to(device, non_blocking=True)
 
 
 def _row_keys(item: Pass, positions: Sequence[int]) -> list[int]:
