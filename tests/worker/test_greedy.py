@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.worker.checkpoints import DREAM, LLADA
 from tests.worker.greedy_kernel_checks import TorchGreedyKernel, random_rows
-from tests.worker.interpreter import interpreted_kernel, needs_triton
+from tests.worker.interpreter import interpreted_kernel, needs_interpreter
 from tests.worker.requests import a_decoding, a_pass
 
 from sangam_core.decoding import Decoding, UnmaskingRule
@@ -96,7 +96,7 @@ def test_greedy_rows_get_from_a_kernel_what_torch_gives(model: Path, dtype: torc
         assert len(kernel.calls) == 1
 
 
-@needs_triton
+@needs_interpreter
 @pytest.mark.parametrize("model", [LLADA, DREAM], ids=["llada", "dream"])
 def test_the_real_kernel_decides_alike_beside_rows_that_are_drawn_otherwise(
     model: Path, interpreted: GreedyKernel

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.worker.greedy_kernel_checks import CHECKS
-from tests.worker.interpreter import interpreted_kernel, needs_triton
+from tests.worker.interpreter import interpreted_kernel, needs_interpreter
 
 from sangam_worker.sampling.greedy import GreedyKernel
 
-pytestmark = needs_triton
+pytestmark = needs_interpreter
 
 
 @pytest.fixture(scope="module")
