@@ -28,6 +28,7 @@ from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
 from sangam_worker.models.transformer import Transformer
 from sangam_worker.packing import pack
 from sangam_worker.plan import Outcome, Plan
+from sangam_worker.sampling.greedy import greedy_kernel
 from sangam_worker.sampling.sampler import Sampler
 from sangam_worker.weights import random_weights, read_weights
 
@@ -68,7 +69,8 @@ class Engine:
         self.kv_pool = kv_pool
         self._transformer = transformer
         self._attention = attention
-        self._sampler = Sampler(model_config, kv_pool.dtype)
+        kernel = greedy_kernel(model_config, kv_pool.dtype, kv_pool.device)
+        self._sampler = Sampler(model_config, kv_pool.dtype, kernel)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> Outcome:
