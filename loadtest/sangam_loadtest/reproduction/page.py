@@ -11,13 +11,13 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from sangam_loadtest.report.drawn import Drawn, Table
-from sangam_loadtest.report.summary_table import summary_table
-from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, Finding, findings
+from sangam_loadtest.reproduction.claims import HOLDS, MEAN_BOUNDS, Finding, findings
 from sangam_loadtest.reproduction.pictures import draw
 from sangam_loadtest.reproduction.runner import Results
 from sangam_loadtest.reproduction.studies import POLICY_RATES, reference_labels
 from sangam_loadtest.reproduction.tables import (
     both_systems,
+    every_run,
     fp8,
     other_commits,
     policies,
@@ -44,7 +44,7 @@ def write_page(results: Results, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = draw(results, folder)
     claims = findings(results)
-    summary_table(list(results.values())).write_csv(folder / "runs.csv")
+    every_run(results).write_csv(folder / "runs.csv")
     text = resources.files(__package__).joinpath("page.md.j2").read_text("utf-8")
     environment = Environment(
         undefined=StrictUndefined,
@@ -55,7 +55,7 @@ def write_page(results: Results, folder: Path) -> None:
     )
     page = environment.from_string(text).render(
         claims=_claims_table(claims).to_markdown(),
-        num_holding=sum(finding.verdict == "holds" for finding in claims),
+        num_holding=sum(finding.verdict.startswith(HOLDS) for finding in claims),
         num_claims=len(claims),
         figures={section: [_figure(figure) for figure in of] for section, of in drawn.items()},
         systems=both_systems(results).to_markdown(),

@@ -4,6 +4,7 @@ Decides which numbers are compared at which rate. Called by ``page``.
 """
 
 from collections.abc import Iterator
+from dataclasses import fields as dataclass_fields
 from statistics import mean
 
 from sangam_loadtest.report.drawn import Table
@@ -25,6 +26,36 @@ from sangam_loadtest.reproduction.studies import (
 )
 from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
 from sangam_loadtest.simulator.commits import DEFAULT_COMMITS
+
+_NUMBERS = (
+    "prefill_queueing_seconds",
+    "decode_queueing_seconds",
+    "prefill_seconds",
+    "decode_seconds",
+    "transfer_seconds",
+)
+
+
+def every_run(results: Results) -> Table:
+    """Every trial with all that it fixes, and its numbers."""
+    fields = [item.name for item in dataclass_fields(Trial)]
+    rows = []
+    for trial, run in results.items():
+        told = [str(getattr(trial, name)) for name in fields]
+        numbers = [run.mean(name) for name in _NUMBERS]
+        rows.append(
+            (
+                *told,
+                run.records.num_answered,
+                run.mean("latency_seconds"),
+                run.percentile("latency_seconds", 50),
+                run.percentile("latency_seconds", 99),
+                *numbers,
+                run.saturation or "",
+            )
+        )
+    columns = (*fields, "answered", "mean_seconds", "p50_seconds", "p99_seconds", *_NUMBERS)
+    return Table((*columns, "saturation"), tuple(rows))
 
 
 def both_systems(results: Results) -> Table:

@@ -110,11 +110,11 @@ class System:
         for role, tau in self.tau_tokens.items():
             if tau < 1:
                 raise ConfigurationError(f"tau of role {role} must be at least 1, not {tau}")
-        if self.max_blocks_per_decoder <= 0:
+        if not self.max_blocks_per_decoder > 0:  # nan too
             raise ConfigurationError(
                 f"the bound on blocks must be positive, not {self.max_blocks_per_decoder}"
             )
-        if self.theta_tokens <= 0:
+        if not self.theta_tokens > 0:
             raise ConfigurationError(f"theta must be positive, not {self.theta_tokens}")
         if self.placement not in PLACEMENTS:
             raise ConfigurationError(

@@ -118,8 +118,9 @@ def is_full(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> bool:
 
     Decodes share a worker, so that every request taken on slows all others, while from some 8 to
     16 blocks on a pass gains nothing by another one. Requests that have begun are never held up.
-    What the fleet holds is told by its pages, in blocks of the demand's size; replicas of the
-    router may overshoot together by a request each.
+    What the fleet holds is told by its pages, in blocks of the demand's size: right where requests
+    are of one size (a fixed L), while a short one among long ones waits until little is left.
+    Replicas of the router may overshoot together by a request each.
     """
     if policy.max_blocks_per_decoder == math.inf or not demand.num_pages:
         return False
