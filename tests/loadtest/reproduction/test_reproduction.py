@@ -9,7 +9,13 @@ from rich.console import Console
 
 from sangam_loadtest.records import RequestRecord
 from sangam_loadtest.report.runs import run_of
-from sangam_loadtest.reproduction.claims import FAILS, HOLDS, findings, mode_curve
+from sangam_loadtest.reproduction.claims import (
+    FAILS,
+    HOLDS,
+    findings,
+    first_by_saturation,
+    mode_curve,
+)
 from sangam_loadtest.reproduction.curves import Curve, CurvePoint
 from sangam_loadtest.reproduction.page import write_page
 from sangam_loadtest.reproduction.runner import Results, run_trials
@@ -20,6 +26,7 @@ from sangam_loadtest.reproduction.studies import (
     PAIRS,
     SHAREGPT,
     every_trial,
+    modes,
     reference_labels,
 )
 from sangam_loadtest.reproduction.tables import winners
@@ -110,7 +117,7 @@ def test_a_claim_is_told_as_holding_or_not_by_the_numbers() -> None:
         return by_rate(trial) * (5 if trial.split == DISAGGREGATED else 1)
 
     def verdict(results: Results) -> str:
-        return next(f.verdict for f in findings(results) if "saturates first" in f.claim)
+        return next(f.verdict for f in findings(results) if f.claim.startswith("The same, by"))
 
     assert verdict(made_up(disaggregated_is_slow)) == HOLDS
 
@@ -121,6 +128,35 @@ def test_a_claim_is_told_as_holding_or_not_by_the_numbers() -> None:
     assert verdict(slow) != HOLDS
     best = next(f for f in findings(slow) if f.claim.startswith("Colocated serving serves"))
     assert best.verdict.startswith(FAILS)
+
+
+def test_saturation_is_read_off_latencies_that_grow() -> None:
+    """Past 7.5/s the static split's requests wait ever longer."""
+
+    def grows(trial: Trial, index: int) -> float:
+        is_saturated = trial.split == DISAGGREGATED and trial.rate > 7.5
+        return 1.0 + (index if is_saturated else 0)
+
+    results = {
+        trial: run_of(
+            trial.run_label,
+            [
+                RequestRecord(
+                    index=index,
+                    scheduled_seconds=index / trial.rate,
+                    sent_seconds=index / trial.rate,
+                    prompt_tokens=1,
+                    output_tokens=1,
+                    latency_seconds=grows(trial, index),
+                )
+                for index in range(60)
+            ],
+        )
+        for trial in modes()
+    }
+    found = first_by_saturation(results)
+    assert found.verdict == HOLDS
+    assert "8C none, 5P3D 8, 5P3C none" in found.ours
 
 
 def test_a_policy_wins_only_where_it_beats_every_reference() -> None:
