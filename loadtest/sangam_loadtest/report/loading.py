@@ -62,15 +62,20 @@ def is_labelled(run: Run) -> bool:
     return isinstance(label, dict) and bool(label.get("configuration"))
 
 
+def _filled(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.jsonl") if path.stat().st_size)
+
+
 def record_files(paths: Iterable[Path]) -> list[Path]:
     """The files of records that files and folders name, each once."""
     found: dict[Path, Path] = {}
     for path in paths:
-        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        # A run that failed at its start leaves an empty file, which must not spoil a folder.
+        files = _filled(path) if path.is_dir() else [path]
         if not files:
             raise ReportError(
-                f"{path}: no .jsonl file in this folder; `sangam loadtest run` and `simulate` "
-                "write them (--output)"
+                f"{path}: no .jsonl file in this folder has records; `sangam loadtest run` and "
+                "`simulate` write them (--output)"
             )
         for file in files:
             found.setdefault(file.resolve(), file)

@@ -11,6 +11,8 @@ from sangam_loadtest.reproduction.runner import run_trials
 from sangam_loadtest.reproduction.studies import every_trial
 from sangam_router.command_errors import errors_told
 
+_INTERRUPTED_STATUS = 130
+
 
 def reproduce(
     output: Annotated[Path, typer.Option(help="Folder of the page and the figures.")] = Path(
@@ -24,8 +26,17 @@ def reproduce(
     console = Console(highlight=False)
     with errors_told():
         trials = list(every_trial())
-        console.print(f"{len(trials)} trials; records in {work}", soft_wrap=True)
-        results = run_trials(trials, work, console)
+        distinct = len({trial.digest for trial in trials})
+        console.print(
+            f"{distinct} simulations ({len(trials)} trials, some of two studies); an interrupted "
+            f"run goes on from the records in {work}",
+            soft_wrap=True,
+        )
+        try:
+            results = run_trials(trials, work, console)
+        except KeyboardInterrupt:
+            console.print(f"stopped; what is done is kept in {work}", soft_wrap=True)
+            raise typer.Exit(_INTERRUPTED_STATUS) from None
         write_page(results, output)
         console.print(f"page: {output / 'README.md'}", soft_wrap=True)
 

@@ -4,6 +4,7 @@ Decides the page's order; what it says of the numbers comes from ``claims`` and 
 words are in ``page.md.j2``. Called by ``__main__``.
 """
 
+import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -83,4 +84,6 @@ def _claims_table(claims: list[Finding]) -> Table:
 def _figure(figure: Drawn) -> str:
     notes = " ".join(figure.notes)
     said = f"*{figure.caption} {notes}*".replace(" *", "*")
-    return f"![{figure.alt}]({figure.path.name})\n\n{said}"
+    # The report's own page has a table under each figure; this one has all numbers in a file.
+    alt = re.sub(r" The table below has [^.]*\.$", " The numbers are in runs.csv.", figure.alt)
+    return f"![{alt}]({figure.path.name})\n\n{said.replace('the table has', 'runs.csv has')}"

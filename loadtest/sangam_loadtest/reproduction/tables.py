@@ -39,7 +39,7 @@ _NUMBERS = (
 def every_run(results: Results) -> Table:
     """Every trial with all that it fixes, and its numbers."""
     fields = [item.name for item in dataclass_fields(Trial)]
-    rows = []
+    rows: list[tuple[str | float | None, ...]] = []
     for trial, run in results.items():
         told = [str(getattr(trial, name)) for name in fields]
         numbers = [run.mean(name) for name in _NUMBERS]

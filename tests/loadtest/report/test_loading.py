@@ -89,6 +89,7 @@ def test_paths_are_files_or_folders_and_each_file_is_read_once(tmp_path: Path) -
     second = write_run(tmp_path / "x" / "deep" / "a.jsonl", [request()])
     assert record_files([first, tmp_path / "x"]) == [first, second]
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "failed-at-its-start.jsonl").touch()
     with pytest.raises(ReportError, match=r"empty: no \.jsonl file in this folder"):
         record_files([tmp_path / "empty"])
     with pytest.raises(ReportError, match="no run was given"):
