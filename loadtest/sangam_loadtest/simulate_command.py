@@ -58,7 +58,10 @@ def simulate_command(
         ),
     ] = None,
     label: Annotated[
-        str | None, typer.Option(help="What reports call this deployment. (Default: the split.)")
+        str | None,
+        typer.Option(
+            help="What reports call this deployment. (Default: split and unusual options.)"
+        ),
     ] = None,
     passes: Annotated[
         bool, typer.Option(help="Write NAME.passes.csv: iteration time by batch.")
@@ -105,7 +108,7 @@ def simulate_command(
             label=RunLabel.of(
                 "simulated",
                 asked,
-                configuration=label or str(system.split),
+                configuration=label or policy.named(str(system.split)),
                 model=costs.model,
                 system=costs.system,
                 tau_tokens=policy.tau,

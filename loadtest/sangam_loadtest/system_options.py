@@ -5,7 +5,7 @@ cost model's table.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,6 +137,17 @@ class PolicyOptions:
     admission: Annotated[
         str, _option(_POLICY, f"Admission policy: {', '.join(ADMISSION_POLICIES)}.")
     ] = DEFICIT
+
+    def named(self, split: str) -> str:
+        """The deployment in a report: the split, and what was asked for besides (tau has its own
+        place there), so that runs which differ are not taken for repeats."""
+        parts = [split]
+        for item in fields(self):
+            value, usual = getattr(self, item.name), item.default
+            if item.name != "tau" and value != usual:
+                told = f"{value:g}" if isinstance(value, float) else str(value)
+                parts.append(f"{item.name.replace('_', ' ')} {told}")
+        return ", ".join(parts)
 
     def system(self, split: Split, total_pages: int, *, system: str, buffer: int | None) -> System:
         """A deployment.

@@ -48,14 +48,16 @@ class Split:
         counts: dict[Role, int] = {}
         for number, letter in _PART.findall(written):
             counts[_LETTERS[letter]] = counts.get(_LETTERS[letter], 0) + int(number)
+        if not any(counts.values()):
+            raise ConfigurationError(f"split {text!r}: it has no worker; say how many, as in 8C")
         return cls({role: number for role, number in counts.items() if number})
 
     def __post_init__(self) -> None:
         roles = set(self.counts)
         if not any(role.can_prefill for role in roles):
-            raise ConfigurationError(f"split {self}: no worker could prefill")
+            raise ConfigurationError(f"split {self}: no worker could prefill; add P or C")
         if not any(role.can_decode for role in roles):
-            raise ConfigurationError(f"split {self}: no worker could decode")
+            raise ConfigurationError(f"split {self}: no worker could decode; add D or C")
 
     @property
     def num_workers(self) -> int:

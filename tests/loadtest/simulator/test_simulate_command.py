@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from sangam_loadtest.cli import app
 from sangam_loadtest.records import RequestRecord, read_records
+from sangam_loadtest.system_options import PolicyOptions
 
 
 def called(*arguments: str) -> Result:
@@ -209,3 +210,9 @@ def test_ctrl_c_ends_a_simulation_without_a_traceback(tmp_path: Path) -> None:
     assert process.returncode == 130, told
     assert "Traceback" not in told
     assert not output.exists()
+
+
+def test_the_default_label_tells_simulations_apart_that_differ_in_policy() -> None:
+    assert PolicyOptions(tau=512).named("5P3C") == "5P3C"
+    named = PolicyOptions(theta=4096.0, placement="shortest_delay", batch_one=True).named("5P3C")
+    assert named == "5P3C, theta 4096, batch one True, placement shortest_delay"

@@ -40,7 +40,7 @@ def test_what_is_no_split_is_refused_with_examples(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("4D", "prefill"), ("4P", "decode"), ("0C", "prefill"), ("0P0C3D", "prefill")],
+    [("4D", "prefill"), ("4P", "decode"), ("0P0C3D", "prefill")],
 )
 def test_a_split_that_could_not_serve_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no worker could {problem}"):
@@ -77,3 +77,8 @@ def test_defaults_are_the_workers_own() -> None:
         assert DEFAULT_TAU_TOKENS[role] == fields[f"tau_tokens_{role}"].default
     share = fields["transferred_decode_share"].default
     assert System(Split.parse("8C"), 100).transferred_decode_share == share
+
+
+def test_a_split_without_a_worker_is_refused_by_what_was_written() -> None:
+    with pytest.raises(ConfigurationError, match="split '0C': it has no worker"):
+        Split.parse("0C")
