@@ -72,6 +72,8 @@ class ToyEngine:
 
     Attributes:
         gate: cleared, it holds up every iteration at its start, until a test sets it again.
+        closes_after: so many iterations run, then the engine closes its gate itself: a test that
+            closes it when it has seen a pass may be too late. 0 never does.
         failures: exceptions that the next iterations raise, one each.
         poison: request ids whose passes fail by themselves.
         num_iterations: how many have begun.
@@ -81,6 +83,7 @@ class ToyEngine:
     kv_pool: ToyPool = field(default_factory=ToyPool)
     model_config: ToyModel = ToyModel()
     gate: threading.Event = field(default_factory=threading.Event)
+    closes_after: int = 0
     failures: list[Exception] = field(default_factory=list)
     poison: set[str] = field(default_factory=set)
     num_iterations: int = 0
@@ -97,6 +100,8 @@ class ToyEngine:
     def execute(self, plan: Plan) -> Outcome:
         with self._begun:
             self.num_iterations += 1
+            if self.closes_after and self.num_iterations == self.closes_after + 1:
+                self.gate.clear()
             self._begun.notify_all()
         assert self.gate.wait(30), "a test closed the gate and forgot it"
         if self.failures:

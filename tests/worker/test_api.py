@@ -157,11 +157,10 @@ async def test_closing_the_stream_of_a_queued_block_frees_it() -> None:
 
 
 async def test_closing_the_stream_of_a_decoding_block_frees_its_pages() -> None:
-    engine = ToyEngine(commits_per_pass=1)
+    engine = ToyEngine(commits_per_pass=1, closes_after=2)
     async with a_worker(engine) as worker, a_client() as client:
         run = await client.start(worker, a_start(worker))
         await run.until(PassRan)
-        engine.gate.clear()
         run.response.close()
         await has_been_abandoned(client, worker)
         engine.gate.set()

@@ -185,7 +185,11 @@ def test_ctrl_c_ends_a_simulation_without_a_traceback(tmp_path: Path) -> None:
     """The command is known to have begun when it opens the records that commits come from."""
     output, commits = tmp_path / "run.jsonl", tmp_path / "commits.jsonl"
     os.mkfifo(commits)
-    command = "from sangam_loadtest.cli import app; app()"
+    # A parent that ignores Ctrl-C (a script's background job) hands that down.
+    command = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from sangam_loadtest.cli import app; app()"
+    )
     options = [
         "--rate",
         "50",
