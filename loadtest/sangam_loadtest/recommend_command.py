@@ -48,9 +48,9 @@ from sangam_loadtest.recommend.written import (
 from sangam_loadtest.records import write_records
 from sangam_loadtest.run_files import RunLabel, write_json, write_summary
 from sangam_loadtest.simulate_command import paper_buffer
-from sangam_loadtest.simulator.system import Split
+from sangam_loadtest.simulator.system import PAPER, Split
 from sangam_loadtest.spread_options import spread_options
-from sangam_loadtest.system_options import PAPER, CostOptions
+from sangam_loadtest.system_options import CostOptions
 from sangam_router.command_errors import errors_told
 
 _TRIED, _SEARCH = "What is tried (each may be given several times; once fixes it)", "Search"

@@ -20,11 +20,11 @@ from sangam_loadtest.records import write_records
 from sangam_loadtest.run_files import RunLabel, default_records_path, write_summary
 from sangam_loadtest.show import show_summary
 from sangam_loadtest.simulator.simulate import Simulation, simulate
-from sangam_loadtest.simulator.system import Split
+from sangam_loadtest.simulator.system import PAPER, Split
 from sangam_loadtest.simulator.worker import Iteration
 from sangam_loadtest.spread_options import spread_options
 from sangam_loadtest.summary import summarise
-from sangam_loadtest.system_options import PAPER, CostOptions, PolicyOptions
+from sangam_loadtest.system_options import CostOptions, PolicyOptions
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES
 from sangam_router.command_errors import errors_told
 

@@ -24,10 +24,14 @@ from sangam_loadtest.simulator.commits import (
     GeometricCommits,
     RecordedCommits,
 )
-from sangam_loadtest.simulator.system import DEFAULT_TAU_TOKENS, Split, System
+from sangam_loadtest.simulator.system import (
+    DEFAULT_TAU_TOKENS,
+    Split,
+    System,
+    transferred_decode_share,
+)
 
 _COSTS, _POLICY, _ANSWERS = "Costs", "Scheduling and placement", "Answers"
-PAPER = "paper"
 
 
 def _option(panel: str, help_text: str, *names: str, minimum: float | None = None) -> Any:
@@ -166,7 +170,7 @@ class PolicyOptions:
             },
             theta_tokens=self.theta,
             is_overflow_allowed=self.overflow,
-            transferred_decode_share=math.inf if system == PAPER else 0.75,
+            transferred_decode_share=transferred_decode_share(system),
             mask_buffer_tokens=self.mask_buffer or buffer,
             is_batch_one=self.batch_one,
             placement=self.placement,

@@ -22,7 +22,8 @@ from sangam_loadtest.reproduction.studies import (
     PAIRS,
     SHAREGPT,
 )
-from sangam_loadtest.reproduction.trial import PAPER, Trial
+from sangam_loadtest.reproduction.trial import Trial
+from sangam_loadtest.simulator.system import PAPER
 
 MEAN_BOUNDS = {
     (LLADA, SHAREGPT): 7.0,

@@ -31,7 +31,8 @@ from sangam_loadtest.reproduction.studies import (
     RATIO_RATE,
     SHAREGPT,
 )
-from sangam_loadtest.reproduction.trial import GPU, LINK, OURS, PAPER, Trial
+from sangam_loadtest.reproduction.trial import GPU, LINK, OURS, Trial
+from sangam_loadtest.simulator.system import PAPER
 
 _BLOCK_TOKENS, _CONTEXT_TOKENS = 32, 2048
 

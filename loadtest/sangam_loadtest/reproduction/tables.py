@@ -24,8 +24,9 @@ from sangam_loadtest.reproduction.studies import (
     reference_labels,
     variants,
 )
-from sangam_loadtest.reproduction.trial import OURS, PAPER, Trial
+from sangam_loadtest.reproduction.trial import OURS, Trial
 from sangam_loadtest.simulator.commits import DEFAULT_COMMITS
+from sangam_loadtest.simulator.system import PAPER
 
 _NUMBERS = (
     "prefill_queueing_seconds",

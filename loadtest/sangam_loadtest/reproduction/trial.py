@@ -27,15 +27,14 @@ from sangam_loadtest.records import RequestRecord
 from sangam_loadtest.run_files import RunLabel
 from sangam_loadtest.simulator.commits import DEFAULT_COMMITS, GeometricCommits
 from sangam_loadtest.simulator.simulate import Simulation, simulate
-from sangam_loadtest.simulator.system import Split, System
-from sangam_loadtest.simulator.worker import Iteration
+from sangam_loadtest.simulator.system import PAPER, Split, System, transferred_decode_share
 from sangam_loadtest.traces.source import TraceSpec
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES, Sessions
 
 GPU = "h100"
 LINK = "nvlink"
 """The paper's eight GPUs: one machine."""
-PAPER, OURS = "paper", "sangam"
+OURS = "sangam"
 THETA_TOKENS = 8192
 """The paper's threshold is not known; the study ``thresholds`` says how much it matters."""
 
@@ -49,7 +48,6 @@ class Trial:
         label: what figures call the deployment; the split where empty.
         rate: nominal requests a second of the paper's generator.
         commits_per_pass: instead of the model's own.
-        has_fixed_buffer: L is the trace's; else each answer's length in whole blocks.
     """
 
     study: str
@@ -65,7 +63,6 @@ class Trial:
     placement: str = HYBRID
     admission: str = DEFICIT
     max_blocks_per_decoder: float = math.inf
-    has_fixed_buffer: bool = True
     commits_per_pass: float | None = None
     quantization: str = "bf16"
     is_batch_one: bool = False
@@ -94,10 +91,8 @@ class Trial:
                 Role.DECODE: self.tau_tokens,
             },
             theta_tokens=self.theta_tokens,
-            transferred_decode_share=math.inf if self.system == PAPER else 0.75,
-            mask_buffer_tokens=(
-                SYNTHETIC_TRACES[self.trace].mask_buffer_tokens if self.has_fixed_buffer else None
-            ),
+            transferred_decode_share=transferred_decode_share(self.system),
+            mask_buffer_tokens=SYNTHETIC_TRACES[self.trace].mask_buffer_tokens,
             is_batch_one=self.is_batch_one,
             placement=self.placement,
             max_blocks_per_decoder=self.max_blocks_per_decoder,
@@ -127,19 +122,14 @@ class Trial:
         words = (self.model, self.trace, self.system, self.split, f"{self.rate:g}", self.digest)
         return folder / ("-".join(words) + ".jsonl")
 
-    def run(self, watch: list[Iteration] | None = None) -> Simulation:
-        """Simulate it.
-
-        Args:
-            watch: takes every iteration, if given.
-        """
+    def run(self) -> Simulation:
+        """Simulate it."""
         return simulate(
             planned(self.load),
             self.deployment,
             cost_model(GPU, self.model, self.system, self.quantization, link=LINK),
             GeometricCommits.calibrated(self.commits_per_pass or DEFAULT_COMMITS[self.model]),
             seed=self.seed,
-            watch=None if watch is None else watch.append,
         )
 
 

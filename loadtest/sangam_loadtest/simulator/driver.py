@@ -94,7 +94,6 @@ class SimulatedDriver:
     ) -> None:
         self.fleet = Fleet(system)
         self.workers: Sequence[SimulatedWorker] = ()
-        self.num_under_way = 0
         self._system = system
         self._costs = costs
         self._commits = commits
@@ -104,6 +103,11 @@ class SimulatedDriver:
         self._running: dict[str, SimulatedRequest] = {}
         self._sends_from: dict[int, float] = {}
         self._receives_from: dict[int, float] = {}
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests that have arrived and not ended."""
+        return len(self._running)
 
     def submit(self, due: Due, geometry: Geometry, seed: int) -> None:
         """A request has arrived (now)."""
@@ -117,7 +121,6 @@ class SimulatedDriver:
             random.Random(seed * 1_000_003 + due.index),
         )
         self._running[name] = run
-        self.num_under_way += 1
         self._ask_prefill(run)
 
     def given_up(self, error: str) -> list[RequestRecord]:
@@ -238,15 +241,13 @@ class SimulatedDriver:
         run.times.prefill_queueing += started - run.since_seconds
         run.times.prefill += ended - started
         run.since_seconds = ended
-        is_over = progress.completion is not Completion.NOTHING
-        if is_over:
-            pass
-        elif progress.stage is Stage.HOLDING:
+        is_held = progress.stage is Stage.HOLDING
+        if is_held:
             advance(run.request, Event.PREFILLED_FOR_TRANSFER)
-        else:
+        elif progress.completion is Completion.NOTHING:
             advance(run.request, Event.PREFILLED_IN_PLACE)
         self.fleet.release(run.prefiller, tokens=run.demand.cost_tokens)
-        if not is_over and progress.stage is Stage.HOLDING:
+        if is_held:
             self._ask_decode(run)
 
     def _block_over(
@@ -260,14 +261,13 @@ class SimulatedDriver:
         if is_finished:
             self._finish(run, ended)
         elif self._system.is_batch_one:
-            self._ask_prefill(run)  # before its place is free: it goes on where it is
+            self._ask_prefill(run)  # before its place is free, which no younger one may take
         self.fleet.release(worker, pages=run.demand.num_pages)
         if not is_finished and not self._system.is_batch_one:
             self._ask_prefill(run)
 
     def _finish(self, run: SimulatedRequest, ended: float) -> None:
         del self._running[run.request.request_id]
-        self.num_under_way -= 1
         arrival, times = run.request.arrival_seconds, run.times
         self._finished(
             RequestRecord(

@@ -22,6 +22,16 @@ DEFAULT_TAU_TOKENS = {Role.PREFILL: 8192, Role.COLOCATED: 1024, Role.DECODE: 102
 """The worker's own defaults; a test holds them against its settings."""
 
 
+PAPER = "paper"
+"""The paper's system, by its name in the cost model's table."""
+_TRANSFERRED_DECODE_SHARE = 0.75
+
+
+def transferred_decode_share(system: str) -> float:
+    """The worker's setting in a system; the paper's has no such rule."""
+    return math.inf if system == PAPER else _TRANSFERRED_DECODE_SHARE
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """How many workers have which role.
@@ -98,7 +108,7 @@ class System:
     tau_tokens: Mapping[Role, int] = field(default_factory=lambda: dict(DEFAULT_TAU_TOKENS))
     theta_tokens: float = math.inf
     is_overflow_allowed: bool = True
-    transferred_decode_share: float = 0.75
+    transferred_decode_share: float = _TRANSFERRED_DECODE_SHARE
     mask_buffer_tokens: int | None = None
     is_batch_one: bool = False
     block_length: int = DEFAULT_BLOCK_LENGTH
