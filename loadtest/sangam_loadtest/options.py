@@ -30,6 +30,17 @@ def _option(panel: str | None, help_text: str, *names: str, minimum: float | Non
     return typer.Option(*names, help=help_text, rich_help_panel=panel, min=minimum)
 
 
+RateOption = Annotated[float | None, _option(_ARRIVALS, "Requests a second.", minimum=0.000001)]
+RecordsOption = Annotated[
+    Path | None,
+    _option(
+        None,
+        "Records, one JSON object a request; the summary goes beside it. "
+        "(Default: .sangam/loadtest/<time>.jsonl)",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """A load but its rate, which commands name differently."""

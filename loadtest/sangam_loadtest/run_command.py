@@ -1,6 +1,5 @@
 """``sangam loadtest run``: options, and where the results go. The work is ``run``'s."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +7,7 @@ from rich.console import Console
 
 from sangam_core.errors import SangamError
 from sangam_loadtest.arrivals import ArrivalProcess
-from sangam_loadtest.options import LoadOptions, ServerOptions
+from sangam_loadtest.options import LoadOptions, RateOption, RecordsOption, ServerOptions
 from sangam_loadtest.run import RunOptions, RunResult, run
 from sangam_loadtest.run_files import RunLabel, default_records_path, write_summary
 from sangam_loadtest.show import show_summary
@@ -21,17 +20,8 @@ _LOAD, _SERVER = LoadOptions(), ServerOptions()
 
 @spread_options
 def run_command(
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.000001, help="Requests a second.", rich_help_panel="Arrivals"),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Records, one JSON object a request; the summary goes beside it. "
-            "(Default: .sangam/loadtest/<time>.jsonl)"
-        ),
-    ] = None,
+    rate: RateOption = None,
+    output: RecordsOption = None,
     label: Annotated[
         str | None,
         typer.Option(help="What reports call this deployment, e.g. '4P4D'."),

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from sangam_core.errors import ConfigurationError
 from sangam_loadtest.load import planned
-from sangam_loadtest.options import LoadOptions
+from sangam_loadtest.options import LoadOptions, RateOption, RecordsOption
 from sangam_loadtest.records import write_records
 from sangam_loadtest.run_files import RunLabel, default_records_path, write_summary
 from sangam_loadtest.show import show_summary
@@ -46,17 +46,8 @@ def simulate_command(
         str,
         typer.Argument(help="Workers by role, as in the paper: 8C, 4P4D, 5P3C."),
     ],
-    rate: Annotated[
-        float | None,
-        typer.Option(min=0.000001, help="Requests a second.", rich_help_panel="Arrivals"),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Records, one JSON object a request; the summary goes beside it. "
-            "(Default: .sangam/loadtest/<time>.jsonl)"
-        ),
-    ] = None,
+    rate: RateOption = None,
+    output: RecordsOption = None,
     label: Annotated[
         str | None,
         typer.Option(
