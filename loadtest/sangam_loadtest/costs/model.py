@@ -52,12 +52,13 @@ class TransferCost:
 
     Attributes:
         latency_seconds: from its start until the receiver can decode.
-        sender_busy_seconds, receiver_busy_seconds: what it takes from passes on either side.
+        busy_seconds: what it takes from passes on either side.
+        is_blocking: whether it runs instead of passes, not beside them.
     """
 
     latency_seconds: float
-    sender_busy_seconds: float
-    receiver_busy_seconds: float
+    busy_seconds: float
+    is_blocking: bool
 
 
 class CostModel:
@@ -138,8 +139,9 @@ class CostModel:
         rate = min(link.bytes_per_second * link.efficiency, system.transfer_bytes_per_second)
         latency = system.transfer_fixed_seconds
         latency += num_tokens * self.shape.kv_bytes_per_token / rate
-        busy = latency if system.transfers == "blocking" else system.transfer_busy_seconds
-        return TransferCost(latency, busy, busy)
+        is_blocking = system.transfers == "blocking"
+        busy = latency if is_blocking else system.transfer_busy_seconds
+        return TransferCost(latency, busy, is_blocking)
 
     def _head_rows(self, batch: PassBatch) -> int:
         choice = self.system.head_rows

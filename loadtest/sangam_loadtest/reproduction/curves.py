@@ -6,6 +6,9 @@ Pure arithmetic over runs. Called by ``claims`` and ``tables``.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from sangam_loadtest.report.runs import Run
 from sangam_loadtest.reproduction.runner import Results
 from sangam_loadtest.reproduction.trial import Trial
 
@@ -60,6 +63,14 @@ def curve_of(results: Results, wanted: Callable[[Trial], bool]) -> Curve:
     found = sorted((t for t in results if wanted(t)), key=lambda trial: trial.rate)
     assert len({trial.rate for trial in found}) == len(found), "one trial a rate"
     return Curve(tuple(_points(results, found)))
+
+
+def sustained_rate(run: Run) -> float:
+    """Answers a second of an overloaded run, from the 30th to the 70th percent of its answers: by
+    then the system is full, and as yet more arrives than it can take."""
+    ended = run.records.answered("scheduled_seconds") + run.records.answered("latency_seconds")
+    early, late = np.percentile(ended, (30, 70))
+    return float(0.4 * len(ended) / (late - early))
 
 
 def _points(results: Results, trials: Iterable[Trial]) -> Iterable[CurvePoint]:

@@ -15,7 +15,7 @@ from sangam_loadtest.report.drawn import Drawn, Table
 from sangam_loadtest.reproduction.claims import HOLDS, MEAN_BOUNDS, Finding, findings
 from sangam_loadtest.reproduction.pictures import draw
 from sangam_loadtest.reproduction.runner import Results
-from sangam_loadtest.reproduction.studies import POLICY_RATES, reference_labels
+from sangam_loadtest.reproduction.studies import PAIRS, POLICY_RATES, reference_labels
 from sangam_loadtest.reproduction.tables import (
     both_systems,
     every_run,
@@ -23,6 +23,7 @@ from sangam_loadtest.reproduction.tables import (
     other_commits,
     policies,
     repeated,
+    saturation,
     thresholds,
     winners,
 )
@@ -61,7 +62,8 @@ def write_page(results: Results, folder: Path) -> None:
         figures={section: [_figure(figure) for figure in of] for section, of in drawn.items()},
         systems=both_systems(results).to_markdown(),
         fp8=fp8(results).to_markdown(),
-        policies=policies(results).to_markdown(),
+        policies={f"{pair[0]}, {pair[1]}": policies(results, pair).to_markdown() for pair in PAIRS},
+        saturation=saturation(results).to_markdown(),
         thresholds=thresholds(results).to_markdown(),
         repeated=repeated(results).to_markdown(),
         other_commits=other_commits(results).to_markdown(),

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from sangam_core.admission import ADAPTIVE
 from sangam_core.placements import DECODE_AWARE, SHORTEST_DELAY
-from sangam_loadtest.reproduction.trial import OURS, Trial
+from sangam_loadtest.reproduction.trial import OURS, THETA_TOKENS, Trial
+from sangam_loadtest.simulator.system import PAPER
 
 LLADA, DREAM = "llada-8b", "dream-7b"
 SHAREGPT, ARXIV = "sharegpt", "arxiv"
@@ -21,28 +22,34 @@ MODES = (COLOCATED, DISAGGREGATED, HYBRID)
 _PAPER_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     (LLADA, SHAREGPT): (5, 6, 7, 7.5, 8, 9, 10),
     (LLADA, ARXIV): (4, 5, 6, 7, 8, 9, 10),
-    (DREAM, SHAREGPT): (4, 5, 6, 7, 8, 9, 10),
-    (DREAM, ARXIV): (5, 6, 7, 8, 9, 9.5, 10),
+    (DREAM, SHAREGPT): (5, 6, 7, 8, 9, 10, 11),
+    (DREAM, ARXIV): (5, 6, 7, 8, 9, 10, 11),
 }
 _OUR_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     (LLADA, SHAREGPT): (6, 8, 9, 10, 11, 12),
     (LLADA, ARXIV): (6, 8, 10, 11, 12, 13),
-    (DREAM, SHAREGPT): (6, 8, 9, 10, 11, 12, 13),
+    (DREAM, SHAREGPT): (7, 9, 10, 11, 12, 13, 14),
     (DREAM, ARXIV): (7, 9, 11, 12, 13, 14),
 }
 _FP8_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     (LLADA, SHAREGPT): (10, 12, 14, 16, 18),
-    (DREAM, ARXIV): (13, 15, 17, 19, 21),
+    (DREAM, ARXIV): (15, 17, 19, 21, 23),
 }
 
 
 BREAKDOWN_RATES = {
     (LLADA, SHAREGPT): 8,
     (LLADA, ARXIV): 8,
-    (DREAM, SHAREGPT): 8,
+    (DREAM, SHAREGPT): 9,
     (DREAM, ARXIV): 9,
 }
 """Where latencies are taken apart: near saturation of the weaker modes."""
+OVERLOAD_RATES = {PAPER: 14, OURS: 22}
+"""Requests a second that no mode of a system can keep up with."""
+SEEDS = (0, 1, 2)
+"""Sets of requests, where one could mislead."""
+BUDGET_PAIRS = ((LLADA, SHAREGPT), (DREAM, ARXIV))
+BUDGET_THETAS = (2048.0, 4096.0, 8192.0)
 RATIO_RATE = 7
 """Where the queues of ratios of prefill to decode workers are compared."""
 
@@ -69,18 +76,34 @@ def colocated_budgets() -> Iterator[Trial]:
             yield Trial("colocated budgets", LLADA, SHAREGPT, COLOCATED, rate, tau_tokens=tau)
 
 
+def saturation() -> Iterator[Trial]:
+    """Section 6.2: more than any mode can take, so that what it answers a second is all it can."""
+    for system, rate in OVERLOAD_RATES.items():
+        for model, trace in PAIRS:
+            for split in MODES:
+                for seed in SEEDS:
+                    yield Trial("saturation", model, trace, split, rate, system=system, seed=seed)
+
+
 def hybrid_budgets() -> Iterator[Trial]:
-    """Section 6.4: tau of a hybrid's colocated workers."""
-    for model, trace in ((LLADA, SHAREGPT), (DREAM, ARXIV)):
-        for tau in (1024, 4096):
-            for rate in _PAPER_RATES[model, trace][2:]:
-                yield Trial("hybrid budgets", model, trace, HYBRID, rate, tau_tokens=tau)
+    """Section 6.4: tau of a hybrid's colocated workers, at thetas that the paper may have had."""
+    for model, trace in BUDGET_PAIRS:
+        for theta in BUDGET_THETAS:
+            label = HYBRID if theta == THETA_TOKENS else f"{HYBRID}, theta {theta:g}"
+            for tau in (1024, 4096):
+                for rate in _PAPER_RATES[model, trace][2:]:
+                    yield Trial(
+                        "hybrid budgets", model, trace, HYBRID, rate,
+                        tau_tokens=tau, theta_tokens=theta, label=label,
+                    )  # fmt: skip
 
 
 def thresholds() -> Iterator[Trial]:
     """How much theta matters, which the paper does not give."""
-    for theta in (4096.0, 8192.0, 16384.0, math.inf):
-        yield Trial("thresholds", DREAM, ARXIV, HYBRID, 9, theta_tokens=theta)
+    for model, trace in BUDGET_PAIRS:
+        for theta in (2048, 4096, 8192, 16384, math.inf):
+            rate = BREAKDOWN_RATES[model, trace]
+            yield Trial("thresholds", model, trace, HYBRID, rate, theta_tokens=theta)
 
 
 def batch_one() -> Iterator[Trial]:
@@ -111,14 +134,14 @@ def ours() -> Iterator[Trial]:
 POLICY_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     (LLADA, SHAREGPT): (7, 10, 11),
     (LLADA, ARXIV): (7, 11, 12),
-    (DREAM, SHAREGPT): (7, 11, 12),
-    (DREAM, ARXIV): (8, 12, 13),
+    (DREAM, SHAREGPT): (8, 12, 13),
+    (DREAM, ARXIV): (9, 13, 14),
 }
 """A moderate load and two high ones."""
 
 
 WINNER = "C: B, 40 blocks a decoder"
-OTHER_COMMITS = 1.6
+OTHER_COMMITS = {LLADA: (1.5, 1.9), DREAM: (1.2, 1.4)}
 
 
 def variants(model: str, trace: str) -> Iterator[Trial]:
@@ -160,33 +183,31 @@ def beyond() -> Iterator[Trial]:
                 yield replace(variant, rate=rate)
 
 
-_SEEDS = (0, 1, 2)
-
-
 def repeats() -> Iterator[Trial]:
     """The high loads again with other requests: what a policy has to beat, and the winner."""
     wanted = {*reference_labels(), WINNER}
     for trial in beyond():
         if trial.label in wanted and trial.rate != POLICY_RATES[trial.model, trial.trace][0]:
-            for seed in _SEEDS:
+            for seed in SEEDS:
                 yield replace(trial, study="repeats", seed=seed)
 
 
 def other_commits() -> Iterator[Trial]:
-    """Dream-7B with more tokens a pass than its constant: do the modes' claims hang on it?"""
-    rates = {SHAREGPT: (8, 9, 10, 11, 12), ARXIV: (7, 8, 9, 10, 11)}
-    for trace, known in rates.items():
-        for split in MODES:
-            for rate in known:
-                yield Trial(
-                    "other commits", DREAM, trace, split, rate, commits_per_pass=OTHER_COMMITS
-                )
+    """Other tokens a pass than the models' constants: do the modes' claims hang on them?"""
+    for model, trace in PAIRS:
+        for commits in OTHER_COMMITS[model]:
+            for split in MODES:
+                for rate in (7, 8, 9, 10, OVERLOAD_RATES[PAPER]):
+                    yield Trial(
+                        "other commits", model, trace, split, rate, commits_per_pass=commits
+                    )
 
 
 def every_trial() -> Iterator[Trial]:
     """All of them."""
     for study in (
         modes,
+        saturation,
         ratios,
         colocated_budgets,
         hybrid_budgets,

@@ -8,18 +8,18 @@ from dataclasses import fields as dataclass_fields
 from statistics import mean
 
 from sangam_loadtest.report.drawn import Table
-from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, capacity, mode_curve
+from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, capacity, mode_curve, sustained
 from sangam_loadtest.reproduction.curves import Curve
 from sangam_loadtest.reproduction.runner import Results
 from sangam_loadtest.reproduction.studies import (
-    ARXIV,
-    DREAM,
+    BREAKDOWN_RATES,
+    BUDGET_PAIRS,
     HYBRID,
     MODES,
     OTHER_COMMITS,
+    OVERLOAD_RATES,
     PAIRS,
     POLICY_RATES,
-    SHAREGPT,
     WINNER,
     reference_labels,
     variants,
@@ -125,40 +125,50 @@ def fp8(results: Results) -> Table:
     )
 
 
-def policies(results: Results) -> Table:
-    """Mean and P99 at the higher of the high rates, a row a policy, columns by pair."""
-    labels = [trial.label for trial in variants(*PAIRS[0])]
+def policies(results: Results, pair: tuple[str, str]) -> Table:
+    """Mean and P99 of every policy at a pair's rates."""
     rows: list[tuple[str | float | None, ...]] = []
-    for label in labels:
-        cells: list[float | None] = []
-        for pair in PAIRS:
-            for rate in POLICY_RATES[pair]:
-                point = beyond_curve(results, pair, label).at(rate)
-                cells += [point.mean, point.p99]
-        rows.append((label, *cells))
+    for trial in variants(*pair):
+        points = [beyond_curve(results, pair, trial.label).at(rate) for rate in POLICY_RATES[pair]]
+        rows.append((trial.label, *(value for p in points for value in (p.mean, p.p99))))
     columns = [
-        f"{pair[0]}, {pair[1]}, {rate:g}/s: {statistic}"
-        for pair in PAIRS
-        for rate in POLICY_RATES[pair]
-        for statistic in ("mean", "P99")
+        f"{rate:g}/s: {statistic}" for rate in POLICY_RATES[pair] for statistic in ("mean", "P99")
     ]
     return Table(("policy", *columns), tuple(rows))
 
 
+def saturation(results: Results) -> Table:
+    """Answers a second of every mode under overload: the paper's system and this one."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for pair in PAIRS:
+        rates = [
+            sustained(results, pair, split, system=system)
+            for system in (PAPER, OURS)
+            for split in MODES
+        ]
+        rows.append((f"{pair[0]}, {pair[1]}", *rates))
+    names = [f"{whose} {split}" for whose in ("paper's", "this") for split in MODES]
+    return Table(("model, trace", *names), tuple(rows))
+
+
 def thresholds(results: Results) -> Table:
     """What theta does, which the paper does not give."""
-    rows = [
-        (
-            trial.theta_tokens,
-            run.mean("latency_seconds"),
-            run.percentile("latency_seconds", 99),
-        )
-        for trial, run in results.items()
-        if trial.study == "thresholds"
+    found: dict[float, dict[tuple[str, str], tuple[float, float]]] = {}
+    for trial, run in results.items():
+        if trial.study == "thresholds":
+            both = run.mean("latency_seconds"), run.percentile("latency_seconds", 99)
+            found.setdefault(trial.theta_tokens, {})[trial.model, trial.trace] = both
+    columns = [
+        f"{pair[0]}, {pair[1]}, {BREAKDOWN_RATES[pair]:g}/s: {statistic}, s"
+        for pair in BUDGET_PAIRS
+        for statistic in ("mean", "P99")
     ]
     return Table(
-        ("theta, tokens", "mean, s", "P99, s"),
-        tuple((f"{theta:g}", mean, p99) for theta, mean, p99 in sorted(rows)),
+        ("theta, tokens", *columns),
+        tuple(
+            (f"{theta:g}", *(value for pair in BUDGET_PAIRS for value in by_pair[pair]))
+            for theta, by_pair in sorted(found.items())
+        ),
     )
 
 
@@ -216,16 +226,41 @@ def repeated(results: Results) -> Table:
 
 
 def other_commits(results: Results) -> Table:
-    """Capacities of Dream-7B's modes with another number of tokens a pass."""
+    """The paper's modes with other numbers of tokens a pass: by the mean's bound, and at most."""
     rows: list[tuple[str | float | None, ...]] = []
-    for trace in (SHAREGPT, ARXIV):
-        pair = (DREAM, trace)
-        for study, commits in (("modes", DEFAULT_COMMITS[DREAM]), ("other commits", OTHER_COMMITS)):
-            rates = [
-                capacity(mode_curve(results, pair, split, study=study), pair) for split in MODES
-            ]
-            rows.append((f"{DREAM}, {trace}", commits, *rates))
-    return Table(("model, trace", "tokens a pass", *MODES), tuple(rows))
+    for pair in PAIRS:
+        own = DEFAULT_COMMITS[pair[0]]
+        for commits in sorted((own, *OTHER_COMMITS[pair[0]])):
+            rates = [capacity(_curve_with(results, pair, split, commits), pair) for split in MODES]
+            most = [_most_with(results, pair, split, commits) for split in MODES]
+            mark = " (used)" if commits == own else ""
+            rows.append((f"{pair[0]}, {pair[1]}", f"{commits:g}{mark}", *rates, *most))
+    names = [f"{split}{what}" for what in (", by the mean", ", at most") for split in MODES]
+    return Table(("model, trace", "tokens a pass", *names), tuple(rows))
+
+
+def _curve_with(results: Results, pair: tuple[str, str], split: str, commits: float) -> Curve:
+    if commits == DEFAULT_COMMITS[pair[0]]:
+        return mode_curve(results, pair, split)
+    return mode_curve(
+        results,
+        pair,
+        split,
+        study="other commits",
+        where=lambda t: t.commits_per_pass == commits and t.rate < OVERLOAD_RATES[PAPER],
+    )
+
+
+def _most_with(results: Results, pair: tuple[str, str], split: str, commits: float) -> float:
+    if commits == DEFAULT_COMMITS[pair[0]]:
+        return sustained(results, pair, split, where=lambda t: t.seed == 0)
+    return sustained(
+        results,
+        pair,
+        split,
+        study="other commits",
+        where=lambda t: t.commits_per_pass == commits,
+    )
 
 
 def winners(results: Results, reference: tuple[str, ...]) -> Iterator[tuple[str, int, int]]:

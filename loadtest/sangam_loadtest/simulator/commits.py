@@ -135,5 +135,5 @@ class RecordedCommits:
         return [count for count in stretched if count > 0]
 
 
-DEFAULT_COMMITS = {"llada-8b": 1.7, "dream-7b": 1.2}
+DEFAULT_COMMITS = {"llada-8b": 1.7, "dream-7b": 1.6}
 """Mean tokens a pass where nothing was measured (confidence threshold 0.9, blocks of 32)."""

@@ -70,6 +70,7 @@ class SimulatedRequest:
     state: BlockState | None = None
     prefiller: int = -1
     decoder: int = -1
+    num_sides_done: int = 0
     commit_counts: list[list[int]] = field(default_factory=list)
     placements: list[list[str]] = field(default_factory=list)
 
@@ -199,13 +200,25 @@ class SimulatedDriver:
         run.state = state
         receiver.reserve(state, run.future)
         cost = self._costs.transfer(run.request.geometry.total_tokens)
+        if cost.is_blocking:
+            one_side = partial(self._side_done, run)
+            sender.block(cost.latency_seconds, one_side)
+            receiver.block(cost.latency_seconds, one_side)
+            return
         # Each side's link works off its own queue; neither idles because the other is busy.
         sent = max(now, self._sends_from.get(sender.number, 0.0)) + cost.latency_seconds
         received = max(now, self._receives_from.get(receiver.number, 0.0)) + cost.latency_seconds
         self._sends_from[sender.number], self._receives_from[receiver.number] = sent, received
-        sender.take_time(cost.sender_busy_seconds)
-        receiver.take_time(cost.receiver_busy_seconds)
+        sender.take_time(cost.busy_seconds)
+        receiver.take_time(cost.busy_seconds)
         self._clock.at(max(sent, received), partial(self._kv_arrived, run))
+
+    def _side_done(self, run: SimulatedRequest) -> None:
+        """One side of a blocking transfer is through; the KV is there once both are."""
+        run.num_sides_done += 1
+        if run.num_sides_done == 2:
+            run.num_sides_done = 0
+            self._kv_arrived(run)
 
     def _kv_arrived(self, run: SimulatedRequest) -> None:
         assert run.key is not None

@@ -5,6 +5,7 @@ counts say, leftmost first) and how transfers take time from them. Who runs is t
 decision. Called by ``driver``; reports each iteration's progress to it.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,6 +80,7 @@ class SimulatedWorker:
         self._futures: dict[BlockKey, BlockFuture] = {}
         self._owed_seconds = 0.0
         self._free_from = 0.0
+        self._transfers: deque[tuple[float, Callable[[], None]]] = deque()
         self._is_running = False
         self._is_woken = False
 
@@ -107,8 +109,17 @@ class SimulatedWorker:
         del self._futures[key]
         self._wake()
 
+    def block(self, seconds: float, done: Callable[[], None]) -> None:
+        """A blocking transfer: once no pass runs here, nothing but it does for ``seconds``.
+
+        In order of asking, and before the next pass. The other side is not waited for: a sender
+        and a receiver that met would idle besides.
+        """
+        self._transfers.append((seconds, done))
+        self._wake()
+
     def take_time(self, seconds: float) -> None:
-        """A transfer takes compute time: of the next iteration, or of idleness first."""
+        """A transfer beside passes takes compute time of the next one, or of idleness first."""
         if self._is_running:
             self._owed_seconds += seconds
         else:
@@ -127,8 +138,14 @@ class SimulatedWorker:
         self._is_woken = False
         if self._is_running:
             return
+        if self._transfers:
+            self._begin_transfer()
+            return
         plan = self.scheduler.next_plan()
         if plan is None:
+            # What is still owed passes while nothing runs.
+            self._free_from = max(self._free_from, self._clock.now) + self._owed_seconds
+            self._owed_seconds = 0.0
             return
         batch = batch_of(plan)
         started = self._clock.now
@@ -138,6 +155,17 @@ class SimulatedWorker:
         if self._watch is not None:
             self._watch(Iteration(self.number, started, seconds, batch))
         self._clock.after(seconds, lambda: self._end(plan, started))
+
+    def _begin_transfer(self) -> None:
+        seconds, done = self._transfers.popleft()
+        self._is_running = True
+        self._clock.after(seconds, lambda: self._end_transfer(seconds, done))
+
+    def _end_transfer(self, seconds: float, done: Callable[[], None]) -> None:
+        self._is_running = False
+        self.busy_seconds += seconds
+        self._wake()
+        done()
 
     def _end(self, plan: Plan, started: float) -> None:
         self._is_running = False

@@ -30,14 +30,14 @@ class FlatCosts:
     decode: float = DECODE
     host_seconds_per_request: float = HOST
     transfer_latency: float = 0.0
-    sender_busy: float = 0.0
-    receiver_busy: float = 0.0
+    transfer_busy: float = 0.0
+    is_blocking: bool = False
 
     def seconds(self, batch: PassBatch) -> float:
         return self.prefill if batch.num_prefills else self.decode
 
     def transfer(self, num_tokens: int) -> TransferCost:
-        return TransferCost(self.transfer_latency, self.sender_busy, self.receiver_busy)
+        return TransferCost(self.transfer_latency, self.transfer_busy, self.is_blocking)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,7 @@ from tests.loadtest.simulator.builders import (
 from sangam_core.admission import ADAPTIVE
 from sangam_loadtest.records import RequestRecord
 
-MOVING = FlatCosts(
-    host_seconds_per_request=0.125, transfer_latency=0.5, sender_busy=0.5, receiver_busy=0.5
-)
+MOVING = FlatCosts(host_seconds_per_request=0.125, transfer_latency=0.5, transfer_busy=0.5)
 ONE_PASS = EqualCommits(32)
 
 
@@ -123,10 +121,10 @@ def test_transfers_between_other_pairs_do_not_wait_for_each_other() -> None:
 
 def test_a_transfer_takes_time_from_the_senders_next_pass() -> None:
     """The second prefill begins when the first one's KV begins to leave."""
-    costs = FlatCosts(transfer_latency=0.5, sender_busy=0.5)
+    costs = FlatCosts(transfer_latency=0.5, transfer_busy=0.5)
     slow, fast = (
         a_world(a_plan(), a_system("1P1D"), costs=chosen).run()
-        for chosen in (costs, replace(costs, sender_busy=0.0))
+        for chosen in (costs, replace(costs, transfer_busy=0.0))
     )
     on_sender = [[i.seconds for i in w.iterations if i.worker == 0] for w in (slow, fast)]
     assert on_sender == [[1.0, 1.5], [1.0, 1.0]]
@@ -134,11 +132,30 @@ def test_a_transfer_takes_time_from_the_senders_next_pass() -> None:
 
 
 def test_a_transfer_takes_time_from_the_receivers_running_decodes() -> None:
-    """The first block decodes from 1.5 on; the second one's KV comes from 2.0 on, amid a pass."""
-    costs = FlatCosts(transfer_latency=0.5, receiver_busy=0.5, decode=0.375)
-    world = a_world(a_plan(), a_system("1P1D"), costs=costs).run()
+    """The first block decodes from 1.5 on; the second one's KV comes from 2.5 on, amid a pass."""
+    costs = FlatCosts(transfer_latency=0.5, transfer_busy=0.5, decode=0.375)
+    commits = EqualCommits(4)
+    world = a_world(a_plan(), a_system("1P1D"), costs=costs, commits=commits).run()
     spans = [(i.started_seconds, i.seconds) for i in world.iterations if i.worker == 1]
-    assert spans[:3] == [(1.5, 0.375), (1.875, 0.375), (2.25, 0.875)]
+    assert spans[:2] == [(1.5, 0.375), (1.875, 0.375)]
+    assert spans[2:4] == [(2.25, 0.375), (2.625, 0.875)]
+
+
+def test_a_blocking_transfer_begins_when_the_pass_of_either_side_has_ended() -> None:
+    """The first block is asked to move at 1.25, when the second prefill has begun; its KV leaves
+    when that has run, though the decode worker took its part at once."""
+    costs = replace(MOVING, is_blocking=True, decode=0.375)
+    world = a_world(a_plan(), a_system("1P1D"), costs=costs).run()
+    prefills, decodes = (
+        [(i.started_seconds, i.seconds) for i in world.iterations if i.worker == worker]
+        for worker in (0, 1)
+    )
+    assert prefills == [(0.125, 1.0), (1.125, 1.0)]
+    first, second = sorted(world.records, key=lambda record: record.latency_seconds)
+    assert (first.transfer_seconds, second.transfer_seconds) == (1.375, 0.875)
+    # The first one's KV is whole at 2.625, amid the decode worker's part of the second transfer.
+    assert decodes[0] == (2.75, 0.375)
+    assert world.driver.workers[0].busy_seconds == 2 * (1.0 + 0.5)
 
 
 def test_prefilled_blocks_wait_for_pages_on_a_decode_worker() -> None:

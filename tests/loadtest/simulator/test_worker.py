@@ -126,6 +126,40 @@ def test_two_transfers_take_the_time_of_both() -> None:
     assert bench.spans == [(1.5, 3.5)]
 
 
+def test_time_that_a_transfer_took_passes_while_nothing_runs() -> None:
+    def started(at: float) -> tuple[float, float]:
+        bench = Bench()
+        bench.submit("a", [32])
+        bench.clock.at(0.5, lambda: bench.worker.take_time(2.0))
+        bench.clock.at(at, lambda: bench.submit("b", [32]))
+        bench.run()
+        return bench.spans[1]
+
+    assert started(2.5) == (2.5, 1.5)
+    assert started(5.0) == (5.0, 1.0)
+
+
+def test_a_blocking_transfer_waits_for_the_pass_and_goes_before_the_next() -> None:
+    bench, ended = Bench(), []
+    bench.submit("a", [32])
+    bench.clock.at(0.5, lambda: bench.submit("b", [32]))
+    bench.clock.at(0.5, lambda: bench.worker.block(2.0, lambda: ended.append(bench.clock.now)))
+    bench.clock.at(0.75, lambda: bench.worker.block(1.0, lambda: ended.append(bench.clock.now)))
+    bench.run()
+    assert ended == [3.0, 4.0]
+    assert bench.spans == [(0.0, 1.0), (4.0, 1.0)]
+    assert bench.worker.busy_seconds == 5.0
+
+
+def test_a_blocking_transfer_of_an_idle_worker_begins_at_once() -> None:
+    bench, ended = Bench(), []
+    bench.clock.at(1.0, lambda: bench.worker.block(2.0, lambda: ended.append(bench.clock.now)))
+    bench.clock.at(1.5, lambda: bench.submit("a", [32]))
+    bench.run()
+    assert ended == [3.0]
+    assert bench.spans == [(3.0, 1.0)]
+
+
 def test_an_iterations_batch_is_its_rows_keys_and_pairs() -> None:
     bench = Bench()
     bench.submit("a", [20, 12])
