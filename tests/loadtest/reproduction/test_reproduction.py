@@ -12,11 +12,12 @@ from sangam_loadtest.report.runs import run_of
 from sangam_loadtest.reproduction.claims import (
     FAILS,
     HOLDS,
+    PARTLY,
     findings,
     first_by_saturation,
     mode_curve,
 )
-from sangam_loadtest.reproduction.curves import Curve, CurvePoint
+from sangam_loadtest.reproduction.curves import Curve, CurvePoint, sustained_rate
 from sangam_loadtest.reproduction.page import write_page
 from sangam_loadtest.reproduction.runner import Results, run_trials
 from sangam_loadtest.reproduction.studies import (
@@ -26,8 +27,8 @@ from sangam_loadtest.reproduction.studies import (
     PAIRS,
     SHAREGPT,
     every_trial,
-    modes,
     reference_labels,
+    saturation,
 )
 from sangam_loadtest.reproduction.tables import winners
 from sangam_loadtest.reproduction.trial import OURS, Trial
@@ -130,33 +131,60 @@ def test_a_claim_is_told_as_holding_or_not_by_the_numbers() -> None:
     assert best.verdict.startswith(FAILS)
 
 
-def test_saturation_is_read_off_latencies_that_grow() -> None:
-    """Past 7.5/s the static split's requests wait ever longer."""
+def answered_evenly(per_second: float, trial: Trial) -> list[RequestRecord]:
+    """Requests that end one after the other, however fast they come."""
+    return [
+        RequestRecord(
+            index=index,
+            scheduled_seconds=index / trial.rate,
+            sent_seconds=index / trial.rate,
+            prompt_tokens=1,
+            output_tokens=1,
+            latency_seconds=(index + 1) / per_second - index / trial.rate,
+        )
+        for index in range(100)
+    ]
 
-    def grows(trial: Trial, index: int) -> float:
-        is_saturated = trial.split == DISAGGREGATED and trial.rate > 7.5
-        return 1.0 + (index if is_saturated else 0)
 
+def test_what_a_mode_can_take_is_what_it_answers_under_overload() -> None:
+    trial = a_trial(rate=14.0)
+    run = run_of(trial.run_label, answered_evenly(5.0, trial))
+    assert sustained_rate(run) == pytest.approx(5.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("slowest", "verdict"), [(DISAGGREGATED, HOLDS), (COLOCATED, "partly: 0 of 4")]
+)
+def test_the_mode_that_answers_least_under_overload_saturates_first(
+    slowest: str, verdict: str
+) -> None:
     results = {
         trial: run_of(
-            trial.run_label,
-            [
-                RequestRecord(
-                    index=index,
-                    scheduled_seconds=index / trial.rate,
-                    sent_seconds=index / trial.rate,
-                    prompt_tokens=1,
-                    output_tokens=1,
-                    latency_seconds=grows(trial, index),
-                )
-                for index in range(60)
-            ],
+            trial.run_label, answered_evenly(7.0 if trial.split == slowest else 8.0, trial)
         )
-        for trial in modes()
+        for trial in saturation()
     }
     found = first_by_saturation(results)
-    assert found.verdict == HOLDS
-    assert "8C none, 5P3D 8, 5P3C none" in found.ours
+    assert found.verdict == verdict
+    assert f"{slowest} 7." in found.ours
+
+
+def test_a_hybrids_budget_is_judged_at_each_theta() -> None:
+    def small_is_better(trial: Trial) -> float:
+        is_small = trial.study == "hybrid budgets" and trial.tau_tokens == 1024
+        return by_rate(trial) * (0.5 if is_small else 1)
+
+    def verdicts(seconds: Callable[[Trial], float]) -> set[str]:
+        rows = findings(made_up(seconds))
+        return {row.verdict for row in rows if row.claim.startswith("Hybrid: tau = 1024")}
+
+    assert verdicts(small_is_better) == {f"{HOLDS} at the highest load, at every theta"}
+
+    def small_is_worse_at_the_top(trial: Trial) -> float:
+        is_top = trial.tau_tokens == 1024 and trial.rate in (10, 11)
+        return by_rate(trial) * (2 if is_top and trial.study == "hybrid budgets" else 1)
+
+    assert verdicts(small_is_worse_at_the_top) == {PARTLY}
 
 
 def test_a_policy_wins_only_where_it_beats_every_reference() -> None:
