@@ -24,7 +24,7 @@ from tests.worker.checkpoints import (
 from tests.worker.requests import a_pass, a_plan
 
 from sangam_core.errors import ConfigurationError
-from sangam_worker.engine import load_engine
+from sangam_worker.engine_loading import load_engine
 from sangam_worker.models.config import read_model_config, resolve_model
 from sangam_worker.models.random_models import random_config
 from sangam_worker.weights import Weights, random_weights, read_weights

@@ -14,7 +14,8 @@ import structlog
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
-from sangam_worker.engine import Engine, load_engine
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import load_engine
 from sangam_worker.kernels import kernels_note
 from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker

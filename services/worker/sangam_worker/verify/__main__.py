@@ -12,7 +12,8 @@ from itertools import groupby
 from pathlib import Path
 
 from sangam_core.errors import ConfigurationError, SangamError
-from sangam_worker.engine import Engine, load_engine
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import load_engine
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.verify import Case, first_difference, read_cases, run_cases
 
