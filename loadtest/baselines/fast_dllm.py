@@ -2,9 +2,9 @@
 
 Decides what each pass feeds and commits, greedily, after the public code
 (``generate_with_dual_cache`` of June 2025). Called by ``benchmarks/engine_throughput.py`` and, on a
-GPU, ``benchmarks/gpu``; checked, token for token, against the golden cases. Where the public code leaves a choice, or wastes
-time that a good engineer would not, the baseline takes the faster way, so that it is worth being
-compared with:
+GPU, by ``benchmarks/gpu``; checked, token for token, against the golden cases. Where the public
+code leaves a choice, or wastes time that a good engineer would not, the baseline takes the faster
+way, so that it is worth being compared with:
 
 * the head and the float64 softmax run on the block's rows only (public: on every row of the
   whole-sequence pass too); the softmax is otherwise the public one, over the whole vocabulary;
