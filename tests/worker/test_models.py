@@ -327,6 +327,13 @@ def test_an_option_that_cannot_be_had_is_named(options: dict[str, Any], complain
         load_engine(str(LLADA), **({"total_pages": 4} | options))
 
 
+def test_sequences_may_be_limited_below_the_model_s_own_limit_but_not_above() -> None:
+    engine = load_engine(str(LLADA), total_pages=4, max_sequence_tokens=100)
+    assert engine.model_config.max_sequence_tokens == 100
+    with pytest.raises(ConfigurationError, match="SANGAM_MAX_SEQUENCE_TOKENS: 5000 is more"):
+        load_engine(str(LLADA), total_pages=4, max_sequence_tokens=5000)
+
+
 def test_a_random_model_of_another_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="random:llada-100m"):
         load_engine("random:nothing", total_pages=4)

@@ -56,9 +56,12 @@ def main() -> int:
 def _load(settings: WorkerSettings) -> Engine:
     return load_engine(
         settings.model,
-        dtype=settings.dtype,
+        dtype=settings.number_format,
         device=settings.device,
         total_pages=pages_of(settings),
+        attention=settings.attention_backend,
+        operators="flashinfer" if settings.uses_flashinfer else "torch",
+        max_sequence_tokens=settings.max_sequence_tokens,
     )
 
 

@@ -51,6 +51,7 @@ def load_engine(
     attention: str | AttentionFactory = "torch",
     operators: str | OperatorsFactory = "torch",
     seed: int = 0,
+    max_sequence_tokens: int | None = None,
 ) -> Engine:
     """Build an engine.
 
@@ -61,6 +62,7 @@ def load_engine(
         attention: the backend by name, or what makes one over the pool (benchmarks).
         operators: what computes norms, gates and rotations, by name or as what makes them.
         seed: of random weights.
+        max_sequence_tokens: prompt and mask buffer at most; the model's own limit by default.
 
     Raises:
         ConfigurationError: one line that names what is unusable.
@@ -75,11 +77,11 @@ def load_engine(
     torch_device = _device(device)
     with torch.inference_mode():
         if model.startswith(RANDOM_PREFIX):
-            config = random_config(model)
+            config = random_config(model).shortened(max_sequence_tokens)
             weights = random_weights(config, torch_dtype, torch_device, seed)
         else:
             folder = resolve_model(model)
-            config = read_model_config(folder, name=model)
+            config = read_model_config(folder, name=model).shortened(max_sequence_tokens)
             weights = read_weights(folder, config, torch_dtype, torch_device)
         transformer = Transformer(config, weights, operators)
     pool = KVPool(

@@ -153,6 +153,7 @@ class Worker:
             tau_tokens=settings.tau_tokens(settings.role),
             transferred_decode_share=settings.transferred_decode_share,
             admission=settings.admission,
+            max_batch_blocks=settings.max_batch_blocks,
         )
         self.loop = EngineLoop(
             engine,

@@ -18,7 +18,7 @@ def pages_of(settings: WorkerSettings) -> int:
     """
     if settings.pool_bytes is None:
         return settings.total_pages or DEFAULT_TOTAL_PAGES
-    page_bytes = bytes_per_page(_config_of(settings.model), settings.dtype)
+    page_bytes = bytes_per_page(_config_of(settings.model), settings.number_format)
     if settings.pool_bytes < page_bytes:
         raise ConfigurationError(
             f"SANGAM_POOL_BYTES: {settings.pool_bytes} bytes do not hold one page of {page_bytes}"
