@@ -6,40 +6,22 @@ under way names. In float32 on a CPU the outcome of a pass is the same bit for b
 is in the plan (design section 3, *same bytes*).
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from sangam_worker.attention.layout import Int64s
 from sangam_worker.attention.protocol import Attention
 from sangam_worker.kv_pool import KVPool
+from sangam_worker.launched import DeviceSpan, LaunchedIteration
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.models.transformer import Transformer
-from sangam_worker.packing import pack
+from sangam_worker.packing import PackedBatch, pack
 from sangam_worker.plan import Launched, Outcome, Plan
 from sangam_worker.sampling.greedy import greedy_kernel
 from sangam_worker.sampling.sampler import Sampler
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _LaunchedIteration:
-    """Logits to be, and what is to be made of them."""
-
-    plan: Plan
-    logits: Tensor
-    sampler: Sampler
-
-    @property
-    def device_seconds(self) -> float | None:
-        """See ``Launched``."""
-        return None
-
-    @torch.inference_mode()
-    def outcome(self) -> Outcome:
-        """Sample, wait, apply the rules."""
-        return Outcome(self.plan.iteration, self.sampler.sample(self.logits, self.plan.passes))
+from sangam_worker.uploads import sent_together
 
 
 class Engine:
@@ -67,9 +49,18 @@ class Engine:
         """Run an iteration. K/V of the fed rows are on their pages when it returns."""
         return self.launch(plan).outcome()
 
+    @torch.inference_mode()
     def launch(self, plan: Plan) -> Launched:
-        """Hand an iteration to the device. The one before must have come to its outcome."""
-        return _LaunchedIteration(plan, self.forward(plan), self._sampler)
+        """Hand an iteration to the device, without waiting for it.
+
+        The one before must have come to its outcome: memory that iterations share is free then.
+        """
+        self._claim_thread()
+        batch = pack(plan.passes, self.model_config.family)
+        span = DeviceSpan(self.kv_pool.device)
+        proposals = self._sampler.launch(self._logits(batch), plan.passes)
+        span.end()
+        return LaunchedIteration(plan.iteration, proposals, span)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
@@ -78,22 +69,34 @@ class Engine:
         Returns:
             ``[rows, vocab]``, padding rows at the end; ``[0, vocab]`` when nothing can commit.
         """
-        if self.kv_pool.device.type == "cpu":
-            # Part of "same bytes": threads would split products differently from batch to batch.
-            # The setting is the calling thread's own, whatever it was before.
-            torch.set_num_threads(1)
-        batch = pack(plan.passes, self.model_config.family)
-        self._attention.plan(batch.layout)
-        tokens, positions = self._on_device(batch.tokens, batch.positions)
-        head_rows = None
-        if len(batch.head_rows):
-            (head_rows,) = self._on_device(batch.head_rows)
-        self._transformer.reserve(int(batch.positions.max()) + 1)
-        return self._transformer.forward(tokens, positions, head_rows, self._attention)
+        self._claim_thread()
+        return self._logits(pack(plan.passes, self.model_config.family))
 
-    def _on_device(self, *arrays: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
-        """Stack arrays of one length, zeros behind them up to the padded row count."""
-        num_rows = len(arrays[0])
-        stacked = np.zeros((len(arrays), padded_rows(num_rows)), dtype=np.int64)
-        stacked[:, :num_rows] = arrays
-        return torch.from_numpy(stacked).to(self.kv_pool.device)
+    def _claim_thread(self) -> None:
+        """Settings of the calling thread's own, whatever they were before."""
+        device = self.kv_pool.device
+        if device.type == "cpu":
+            # Part of "same bytes": threads would split products differently from batch to batch.
+            torch.set_num_threads(1)
+        else:
+            torch.cuda.set_device(device)
+
+    def _logits(self, batch: PackedBatch) -> Tensor:
+        self._attention.plan(batch.layout)
+        num_head_rows = len(batch.head_rows)
+        tokens, positions, head_rows = sent_together(
+            [_padded(rows) for rows in (batch.tokens, batch.positions, batch.head_rows)],
+            np.int64,
+            self.kv_pool.device,
+        )
+        self._transformer.reserve(int(batch.positions.max()) + 1)
+        return self._transformer.forward(
+            tokens, positions, head_rows if num_head_rows else None, self._attention
+        )
+
+
+def _padded(rows: Int64s) -> Int64s:
+    """Zeros behind the rows, up to the padded row count."""
+    padded = np.zeros(padded_rows(len(rows)), dtype=np.int64)
+    padded[: len(rows)] = rows
+    return padded
