@@ -348,6 +348,39 @@ def test_random_models_have_the_size_of_their_name(name: str, billions: float) -
     assert config.num_parameters / 1e9 == pytest.approx(billions, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("llada-8b", 8_015_581_184), ("dream-7b", 7_615_616_512)]
+)
+def test_the_published_shapes_have_the_published_number_of_parameters(
+    name: str, parameters: int
+) -> None:
+    config = random_config(f"random:{name}")
+    weights = Weights(config, torch.bfloat16, torch.device("meta"))  # nothing is allocated
+    assert _num_elements(weights) == config.num_parameters == parameters
+    assert len(weights.layers) == {"llada-8b": 32, "dream-7b": 28}[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        (
+            "llada-8b",
+            {"vocab_size": 126464, "num_heads": 32, "num_kv_heads": 32, "hidden_size": 4096}
+            | {"mlp_size": 12288, "mask_id": 126336, "has_qkv_bias": False},
+        ),
+        (
+            "dream-7b",
+            {"vocab_size": 152064, "num_heads": 28, "num_kv_heads": 4, "hidden_size": 3584}
+            | {"mlp_size": 18944, "mask_id": 151666, "has_qkv_bias": True},
+        ),
+    ],
+)
+def test_the_published_shapes_are_the_published_ones(name: str, published: dict[str, Any]) -> None:
+    config = random_config(f"random:{name}")
+    assert {field: getattr(config, field) for field in published} == published
+    assert (config.head_dim, config.ties_head) == (128, False)
+
+
 def test_the_number_of_parameters_is_that_of_the_tensors() -> None:
     for folder in (LLADA, DREAM):
         config = read_model_config(folder)
