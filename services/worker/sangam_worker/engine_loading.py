@@ -18,6 +18,7 @@ from sangam_worker.engine import Engine
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.config import read_model_config, resolve_model
 from sangam_worker.models.flashinfer_operators import flashinfer_operators
+from sangam_worker.models.fp8_operators import fp8_kernels, with_fp8
 from sangam_worker.models.operators import OperatorsFactory, TorchOperators
 from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
 from sangam_worker.models.transformer import Transformer
@@ -39,6 +40,9 @@ OPERATORS: Mapping[str, OperatorsFactory] = {
     "flashinfer": flashinfer_operators,
 }
 
+QUANTIZATIONS = {"none": False, "fp8": True}
+"""Whether a layer's products are in FP8."""
+
 T = TypeVar("T")
 
 
@@ -50,6 +54,7 @@ def load_engine(
     total_pages: int,
     attention: str | AttentionFactory = "torch",
     operators: str | OperatorsFactory = "torch",
+    quantization: str = "none",
     seed: int = 0,
     max_sequence_tokens: int | None = None,
 ) -> Engine:
@@ -61,6 +66,7 @@ def load_engine(
         total_pages: pages of 16 tokens in the KV pool.
         attention: the backend by name, or what makes one over the pool (benchmarks).
         operators: what computes norms, gates and rotations, by name or as what makes them.
+        quantization: ``none``, or ``fp8`` for the layers' products in e4m3.
         seed: of random weights.
         max_sequence_tokens: prompt and mask buffer at most; the model's own limit by default.
 
@@ -74,15 +80,21 @@ def load_engine(
         attention = _choice(attention, ATTENTION_BACKENDS, "attention")
     if isinstance(operators, str):
         operators = _choice(operators, OPERATORS, "operators")
+    is_fp8 = _choice(quantization, QUANTIZATIONS, "quantization")
     torch_device = _device(device)
+    if model.startswith(RANDOM_PREFIX):
+        config = random_config(model)
+    else:
+        folder = resolve_model(model)
+        config = read_model_config(folder, name=model)
+    config = config.shortened(max_sequence_tokens)
+    if is_fp8:
+        operators = with_fp8(operators, fp8_kernels(config, torch_dtype, torch_device))
     with torch.inference_mode():
         if model.startswith(RANDOM_PREFIX):
-            config = random_config(model).shortened(max_sequence_tokens)
-            weights = random_weights(config, torch_dtype, torch_device, seed)
+            weights = random_weights(config, torch_dtype, torch_device, seed, is_fp8=is_fp8)
         else:
-            folder = resolve_model(model)
-            config = read_model_config(folder, name=model).shortened(max_sequence_tokens)
-            weights = read_weights(folder, config, torch_dtype, torch_device)
+            weights = read_weights(folder, config, torch_dtype, torch_device, is_fp8=is_fp8)
         transformer = Transformer(config, weights, operators)
     pool = KVPool(
         num_layers=config.num_layers,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +22,7 @@ from sangam_core.errors import ConfigurationError
 from sangam_core.rules import Family
 from sangam_worker.models import dream, llada
 from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.fp8 import Fp8Rows
 from sangam_worker.models.tensor_names import Slot, TensorNames, slots_of
 from sangam_worker.progress import SILENT, Reports
 
@@ -36,11 +38,21 @@ class Weights:
     """The engine's parameters: outside the layers, and one mapping per layer.
 
     ``qkv`` holds the rows of q, k and v in this order, so that one product gives all three.
+
+    Args:
+        is_fp8: keep the layers' matrices as ``Fp8Rows``, each rounded as it arrives.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_fp8: bool = False,
+    ) -> None:
         self.outer: dict[str, Tensor] = {}
-        self.layers: list[dict[str, Tensor]] = [{} for _ in range(config.num_layers)]
+        self.layers: list[dict[str, Any]] = [{} for _ in range(config.num_layers)]
         self.slots = slots_of(config, _NAMES[config.family])
         num_rows: dict[tuple[int | None, str], int] = {}
         for slot in self.slots.values():
@@ -49,15 +61,19 @@ class Weights:
         for slot in self.slots.values():
             shape = (num_rows[slot.layer, slot.parameter], *slot.shape[1:])
             group = self._group(slot)
-            if slot.parameter not in group:
+            if slot.parameter in group:
+                continue
+            if is_fp8 and slot.layer is not None and len(shape) == 2:
+                group[slot.parameter] = Fp8Rows.empty(shape, device)
+            else:
                 group[slot.parameter] = torch.empty(shape, dtype=dtype, device=device)
 
     def place(self, slot: Slot, tensor: Tensor) -> None:
-        """Copy a checkpoint's tensor to its place, cast to the model's dtype."""
+        """Copy a checkpoint's tensor to its place, cast to the model's dtype or rounded."""
         parameter = self._group(slot)[slot.parameter]
         parameter[slot.first_row : slot.first_row + slot.shape[0]].copy_(tensor)
 
-    def _group(self, slot: Slot) -> dict[str, Tensor]:
+    def _group(self, slot: Slot) -> dict[str, Any]:
         return self.outer if slot.layer is None else self.layers[slot.layer]
 
 
@@ -67,18 +83,21 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     reports: Reports = SILENT,
+    *,
+    is_fp8: bool = False,
 ) -> Weights:
     """Read a checkpoint's safetensors, sharded or not, in the order of the files.
 
     Args:
         reports: is told of every tensor that has arrived.
+        is_fp8: as for ``Weights``.
 
     Raises:
         ConfigurationError: naming the file or tensor that is absent, unreadable, of another
             shape, no floating-point tensor, or left over.
     """
     files = _tensor_files(folder)
-    weights = Weights(config, dtype, device)
+    weights = Weights(config, dtype, device, is_fp8=is_fp8)
     missing = dict(weights.slots)
     total_bytes = sum(file.stat().st_size for file in files)
     with reports.task("weights read", total_bytes / 1e9, "GB") as advance:
@@ -153,12 +172,14 @@ def random_weights(
     device: torch.device,
     seed: int = 0,
     reports: Reports = SILENT,
+    *,
+    is_fp8: bool = False,
 ) -> Weights:
     """Draw weights, each tensor from its own seed: every worker gets the same ones.
 
     Normal with the variance that keeps activations near 1; norms are ones, biases zeros.
     """
-    weights = Weights(config, dtype, device)
+    weights = Weights(config, dtype, device, is_fp8=is_fp8)
     with reports.task("weights drawn", config.num_parameters / 1e9, "billion") as advance:
         for slot in weights.slots.values():
             weights.place(slot, _drawn(slot, dtype, device, _seed_of(slot.name, seed)))

@@ -19,6 +19,9 @@ SMALLEST = 1e-30
 """A row's largest entry counts as at least this, so that rows of zeros stay zeros and the
 quotient stays finite."""
 
+_ROWS_AT_A_TIME = 1024
+"""Of a weight: its float32 copies stay small beside a layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
@@ -45,9 +48,11 @@ class Fp8Rows:
 
     def copy_(self, matrix: Tensor) -> None:
         """Round a matrix of the same shape, from any device, into this memory."""
-        rounded = quantise(matrix.to(self.values.device))
-        self.values.copy_(rounded.values)
-        self.scales.copy_(rounded.scales)
+        for first in range(0, len(matrix), _ROWS_AT_A_TIME):
+            rows = slice(first, first + _ROWS_AT_A_TIME)
+            rounded = quantise(matrix[rows].to(self.values.device))
+            self.values[rows].copy_(rounded.values)
+            self.scales[rows].copy_(rounded.scales)
 
     def index_select(self, dim: int, rows: Tensor) -> "Fp8Rows":
         """A choice of the rows, as torch's for ``dim`` 0."""

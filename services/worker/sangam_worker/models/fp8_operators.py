@@ -105,22 +105,22 @@ class Fp8Operators:
         self._inner.reserve(num_positions)
 
 
-def with_fp8(operators: OperatorsFactory) -> OperatorsFactory:
-    """FP8 around the operators of a model's dtype.
-
-    The factory raises ``ConfigurationError`` where FP8 cannot run, and compiles the kernels.
-    """
+def with_fp8(operators: OperatorsFactory, kernels: Fp8Kernels) -> OperatorsFactory:
+    """FP8 around the operators of a model's dtype; making them compiles the kernels."""
 
     def made(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Fp8Operators:
-        kernels = _kernels(config, dtype, device)
-        compile_kernels(kernels, config, dtype, device)
+        _run_once(kernels, config, dtype, device)
         return Fp8Operators(config, dtype, operators(config, dtype, device), kernels)
 
     return made
 
 
-def _kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Fp8Kernels:
-    """Those of a device: torch's wherever there is no CUDA."""
+def fp8_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Fp8Kernels:
+    """Those of a device: torch's wherever there is no CUDA.
+
+    Raises:
+        ConfigurationError: FP8 cannot run there, or not with this model.
+    """
     if device.type != "cuda":
         return TorchFp8Kernels()
     check_cuda(config, dtype, torch.cuda.get_device_capability(device))
@@ -160,10 +160,10 @@ def check_cuda(config: ModelConfig, dtype: torch.dtype, capability: tuple[int, i
             )
 
 
-def compile_kernels(
+def _run_once(
     kernels: Fp8Kernels, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Run each kernel once at the model's widths: Triton compiles on first use."""
+    """Each kernel at the model's widths: Triton compiles on first use."""
     hidden = torch.zeros((1, config.hidden_size), dtype=dtype, device=device)
     kernels.norm(hidden, hidden[0], config.norm_eps)
     kernels.add_norm(hidden, hidden.clone(), hidden[0], config.norm_eps)
