@@ -6,6 +6,8 @@ under way names. In float32 on a CPU the outcome of a pass is the same bit for b
 is in the plan (design section 3, *same bytes*).
 """
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from sangam_worker.attention.layout import Int64s
 from sangam_worker.attention.protocol import Attention
 from sangam_worker.kv_pool import KVPool
-from sangam_worker.launched import DeviceSpan, LaunchedIteration
+from sangam_worker.launched import DeviceSpan, HostIteration, LaunchedIteration
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.models.transformer import Transformer
@@ -49,12 +51,17 @@ class Engine:
         """Run an iteration. K/V of the fed rows are on their pages when it returns."""
         return self.launch(plan).outcome()
 
-    @torch.inference_mode()
     def launch(self, plan: Plan) -> Launched:
         """Hand an iteration to the device, without waiting for it.
 
         The one before must have come to its outcome: memory that iterations share is free then.
         """
+        if self.kv_pool.device.type == "cpu":
+            return HostIteration(partial(self._launch, plan))
+        return self._launch(plan)
+
+    @torch.inference_mode()
+    def _launch(self, plan: Plan) -> Launched:
         self._claim_thread()
         batch = pack(plan.passes, self.model_config.family)
         span = DeviceSpan(self.kv_pool.device)

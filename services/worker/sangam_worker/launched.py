@@ -4,10 +4,12 @@ Decides what the host waits for: one event behind the iteration's last copy. Mad
 held by ``loop`` until it asks for the outcome.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from sangam_core.errors import EngineError
-from sangam_worker.plan import Outcome
+from sangam_worker.plan import Launched, Outcome
 from sangam_worker.sampling.sampler import Proposals
 
 
@@ -68,3 +70,26 @@ class LaunchedIteration:
         proposals, self._proposals = self._proposals, None
         self._span.wait()
         return Outcome(self._iteration, proposals.outcomes())
+
+
+class HostIteration:
+    """``Launched`` where the host is the device: it begins when somebody waits for it.
+
+    Computing in the launch would hold back what the loop does beside a device: an iteration's
+    events would come a whole pass late.
+    """
+
+    def __init__(self, start: Callable[[], Launched]) -> None:
+        self._start: Callable[[], Launched] | None = start
+
+    @property
+    def device_seconds(self) -> float | None:
+        """See ``Launched``."""
+        return None
+
+    def outcome(self) -> Outcome:
+        """Compute, then apply the rules. ``EngineError`` when it was asked for before."""
+        if self._start is None:
+            raise EngineError("the iteration has had its outcome")
+        start, self._start = self._start, None
+        return start().outcome()
