@@ -76,6 +76,7 @@ class ToyEngine:
             closes it when it has seen a pass may be too late. 0 never does.
         failures: exceptions that the next outcomes raise, one each; launch_failures: launches.
         poison: request ids whose passes fail by themselves.
+        device_seconds: what every iteration says of itself.
         num_iterations: how many have been launched.
     """
 
@@ -87,6 +88,7 @@ class ToyEngine:
     failures: list[Exception] = field(default_factory=list)
     launch_failures: list[Exception] = field(default_factory=list)
     poison: set[str] = field(default_factory=set)
+    device_seconds: float | None = None
     num_iterations: int = 0
     is_under_way: bool = False
     _begun: threading.Condition = field(default_factory=threading.Condition)
@@ -138,7 +140,10 @@ class ToyLaunched:
 
     engine: ToyEngine
     plan: Plan
-    device_seconds: float | None = None
+
+    @property
+    def device_seconds(self) -> float | None:
+        return self.engine.device_seconds
 
     def outcome(self) -> Outcome:
         return self.engine.finish(self.plan)

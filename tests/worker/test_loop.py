@@ -289,8 +289,8 @@ class TickingEngine(ToyEngine):
         at_start: what happens as an iteration begins, by its number from 1.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(kv_pool=ToyPool(TOTAL_PAGES))
+    def __init__(self, clock: Clock, device_seconds: float | None = None) -> None:
+        super().__init__(kv_pool=ToyPool(TOTAL_PAGES), device_seconds=device_seconds)
         self.at_start: dict[int, Callable[[], object]] = {}
         self._clock = clock
 
@@ -609,6 +609,15 @@ def test_the_gap_is_what_the_device_waits_for_between_iterations_and_no_idleness
         bench.answered()
         assert (bench.sample("gap_seconds_count"), bench.sample("gap_seconds_sum")) == (2, 0.5)
         assert bench.sample("iteration_seconds_count") == 4
+
+
+def test_the_gap_of_a_device_that_tells_how_long_it_worked_is_the_rest_of_the_time() -> None:
+    clock = Clock()
+    with a_bench(TickingEngine(clock, device_seconds=0.75), clock=clock) as bench:
+        bench.journal.await_event(bench.submit(a_state()), Completed)
+        bench.answered()
+        # The second iteration: a second from outcome to outcome, and the host late by a quarter.
+        assert (bench.sample("gap_seconds_count"), bench.sample("gap_seconds_sum")) == (1, 0.25)
 
 
 def test_no_gap_is_counted_behind_a_failure() -> None:

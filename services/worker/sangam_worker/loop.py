@@ -47,14 +47,27 @@ class _UnderWay:
     """An iteration that the device works on.
 
     Attributes:
-        started: when it was given to the engine.
-        gap_seconds: from the outcome before until the device had it; ``None`` behind idleness.
+        started: when it was given to the engine. launched_at: when the engine had handed it on.
+        ready_at: when the outcome before it came; ``None`` behind idleness or a failure.
     """
 
     plan: Plan
     launched: Launched
     started: float
-    gap_seconds: float | None
+    launched_at: float
+    ready_at: float | None
+
+    def gap_seconds(self, ended: float) -> float | None:
+        """How long the device stood still since the outcome before; ``None`` without one.
+
+        Where the device does not tell how long it worked, the time until it was launched.
+        """
+        if self.ready_at is None:
+            return None
+        device_seconds = self.launched.device_seconds
+        if device_seconds is None:
+            return self.launched_at - self.ready_at
+        return max(0.0, ended - self.ready_at - device_seconds)
 
 
 class EngineLoop:
@@ -212,8 +225,7 @@ class EngineLoop:
         except Exception as error:  # noqa: BLE001 - whatever a device throws
             self._engine_failed(plan, error)
             return None
-        gap_seconds = None if self._landed_at is None else self._clock() - self._landed_at
-        return _UnderWay(plan, launched, started, gap_seconds)
+        return _UnderWay(plan, launched, started, self._clock(), self._landed_at)
 
     def _land(self, under_way: _UnderWay) -> None:
         """Wait for an iteration and take in what it did."""
@@ -229,12 +241,14 @@ class EngineLoop:
         with self._inbox.lock:
             committed_tokens = self._books.take_in(outcome, started, ended)
             self._status = self._books.status()
-        self._to_count = partial(
-            self._metrics.iteration_ran,
-            plan,
-            ended - started,
+        self._to_count = partial(self._count, under_way, ended, committed_tokens)
+
+    def _count(self, under_way: _UnderWay, ended: float, committed_tokens: int) -> None:
+        self._metrics.iteration_ran(
+            under_way.plan,
+            ended - under_way.started,
             committed_tokens,
-            under_way.gap_seconds,
+            under_way.gap_seconds(ended),
         )
 
     def _engine_failed(self, plan: Plan, error: Exception) -> None:

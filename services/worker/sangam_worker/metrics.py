@@ -12,7 +12,7 @@ from sangam_worker.tracking import LoopStatus
 
 _ITERATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _GAP_BUCKETS = (0.0001, 0.0002, 0.0003, 0.0004, 0.0006, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
-"""A gap of 0.4 ms is 5 % of an 8 ms iteration; one without a graph takes some 10 ms to issue."""
+"""A gap of 0.4 ms is 5 % of an 8 ms iteration."""
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _PREFIX = "sangam_worker_"
 
@@ -31,7 +31,7 @@ class WorkerMetrics:
         )
         self._gap_seconds = self._histogram(
             "gap_seconds",
-            "From an outcome on the host until the device had the next iteration's work.",
+            "Of the time between two outcomes, what the device did not work.",
             _GAP_BUCKETS,
         )
         self._prefill_tokens = self._counter("prefill_tokens", "Rows of whole-sequence passes.")
@@ -94,8 +94,8 @@ class WorkerMetrics:
     def iteration_ran(
         self, plan: Plan, seconds: float, committed_tokens: int, gap_seconds: float | None
     ) -> None:
-        """An iteration ended well. ``gap_seconds``: what the device waited for before it, ``None``
-        where it had had nothing to do."""
+        """An iteration ended well. ``gap_seconds``: how long the device stood still for it,
+        ``None`` where it had had nothing to do before."""
         self._iterations.inc()
         self._iteration_seconds.observe(seconds)
         if gap_seconds is not None:
