@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-simulator bench-router bench-client reproduce loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-simulator bench-router bench-client bench-gpu bench-gpu-serving reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,6 +107,17 @@ bench-passes: $(STAMP) ## what a worker's iterations cost, as CSV (OUT=FILE, MOD
 
 bench-simulator: $(STAMP) ## the simulator against real workers on this machine, four minutes (OUT=FOLDER)
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.simulator_check --out $(abspath $(or $(OUT),.sangam/simulator-check))
+
+# On a GPU machine, whose own environment has torch for its CUDA: these two make no virtual
+# environment but take PYTHON's. ARGS is handed on (--seconds, --models, --only, --help).
+GPU_PATH := $(CURDIR)/services/core:$(CURDIR)/services/router:$(CURDIR)/services/worker:$(CURDIR)/loadtest
+GPU_FLAGS = $(if $(OUT),--out $(abspath $(OUT))) $(ARGS)
+
+bench-gpu: ## passes, operators and transfers on one GPU beside their floors, 8 minutes (PYTHON=, OUT=, ARGS=)
+	PYTHONPATH=$(GPU_PATH) $(PYTHON) -m benchmarks.gpu $(GPU_FLAGS)
+
+bench-gpu-serving: ## latency against rate on one GPU, batched and one at a time, 8 minutes (PYTHON=, OUT=, ARGS=)
+	PYTHONPATH=$(GPU_PATH) $(PYTHON) -m benchmarks.gpu.serving $(GPU_FLAGS)
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch
