@@ -8,11 +8,7 @@ from sangam_core.errors import ConfigurationError
 from sangam_core.placement import Role
 from sangam_core.settings import read_settings, variables
 from sangam_worker.__main__ import EXIT_CONFIGURATION, main
-from sangam_worker.models.random_models import random_config
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.sizing import bytes_per_page, pages_of
-
-RANDOM_MODEL = "random:dream-100m"
 
 
 @pytest.fixture(autouse=True)
@@ -153,21 +149,3 @@ def test_the_process_says_what_is_wrong_and_ends_with_status_2(
     said = capsys.readouterr().err
     assert said.startswith("sangam_worker: SANGAM_ROLE: ")
     assert said.count("\n") == 1
-
-
-def test_pool_bytes_are_cut_down_to_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    page_bytes = bytes_per_page(random_config(RANDOM_MODEL), "float32")
-    monkeypatch.setenv("SANGAM_MODEL", RANDOM_MODEL)
-    monkeypatch.setenv("SANGAM_POOL_BYTES", str(3 * page_bytes + 1))
-    assert pages_of(read_settings(WorkerSettings)) == 3
-    monkeypatch.setenv("SANGAM_DTYPE", "bfloat16")
-    assert pages_of(read_settings(WorkerSettings)) == 6
-    monkeypatch.setenv("SANGAM_POOL_BYTES", "1024")
-    with pytest.raises(ConfigurationError, match="SANGAM_POOL_BYTES"):
-        pages_of(read_settings(WorkerSettings))
-
-
-def test_pages_may_be_set_or_left_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pages_of(read_settings(WorkerSettings)) == 2048
-    monkeypatch.setenv("SANGAM_TOTAL_PAGES", "7")
-    assert pages_of(read_settings(WorkerSettings)) == 7

@@ -20,7 +20,7 @@ from sangam_worker.kernels import kernels_note
 from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.sizing import pages_of
+from sangam_worker.sizing import config_of, pages_on_cpu
 from sangam_worker.transfer.gloo import GlooTransport
 
 EXIT_CONFIGURATION = 2
@@ -58,7 +58,7 @@ def _load(settings: WorkerSettings) -> Engine:
         settings.model,
         dtype=settings.number_format,
         device=settings.device,
-        total_pages=pages_of(settings),
+        total_pages=pages_on_cpu(settings, config_of(settings)),
         attention=settings.attention_backend,
         operators="flashinfer" if settings.uses_flashinfer else "torch",
         max_sequence_tokens=settings.max_sequence_tokens,
