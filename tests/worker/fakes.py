@@ -185,6 +185,10 @@ class GatedTransport:
     def name(self) -> str:
         return self.inner.name
 
+    @property
+    def staging_bytes(self) -> int:
+        return self.inner.staging_bytes
+
     def offer(self) -> str:
         return self.inner.offer()
 

@@ -294,6 +294,8 @@ async def test_a_block_moves_between_two_workers_by_nccl() -> None:
             assert (await second.rest())[-1] == "completed"
             assert (await first.rest())[-1] == "kv_sent"
             assert first.tokens() + second.tokens() == toy_answer(ids, range(20, 36))
+            staging = await client.metric(sender, "sangam_worker_kv_staging_bytes")
+            assert staging == 2 * 3 * PAGE_BYTES + 8 * 64
     for device in devices:
         device.close()
 

@@ -4,6 +4,8 @@ Decides names, labels and buckets. The loop, the service and the transfers repor
 through the methods; ``/metrics`` reads them with ``exposition``. Safe from any thread.
 """
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sangam_core.placement import Role
@@ -64,6 +66,10 @@ class WorkerMetrics:
         self._transfer_bytes = self._counter("transfer_bytes", "KV moved.", "direction")
         self._transfer_seconds = self._histogram(
             "transfer_seconds", "Time of a KV transfer.", _WAIT_BUCKETS, "direction"
+        )
+        self._pairs = self._gauge("kv_pairs", "Open pairs with other workers, both directions.")
+        self._staging_bytes = self._gauge(
+            "kv_staging_bytes", "Device memory that transfers hold beside the pool."
         )
         self._role = self._gauge("role", "1 for the role in force.", "role")
         self._is_draining = self._gauge("is_draining", "1 while no new block is taken.")
@@ -134,6 +140,11 @@ class WorkerMetrics:
     def transfer_failed(self, direction: str, reason: str) -> None:
         """A transfer failed or was refused."""
         self._transfer_failures.labels(direction, reason).inc()
+
+    def transfers_hold(self, pairs: Callable[[], int], staging_bytes: Callable[[], int]) -> None:
+        """What to ask, whenever metrics are read, for what open pairs hold."""
+        self._pairs.set_function(pairs)
+        self._staging_bytes.set_function(staging_bytes)
 
     def standing_is(self, role: Role, *, is_draining: bool) -> None:
         """Role and admission as they are now."""

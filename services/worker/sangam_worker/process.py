@@ -173,6 +173,10 @@ class Worker:
             metrics=metrics,
             deadline_seconds=settings.transfer_deadline_seconds,
         )
+        metrics.transfers_hold(
+            pairs=lambda: self.exchange.num_pairs,
+            staging_bytes=lambda: self._transport.staging_bytes,
+        )
         self.service.attach(self.loop, self.exchange)
         self.control = RoleControl(
             standing=self.standing,

@@ -50,6 +50,7 @@ class GlooTransport:
     """
 
     name = "gloo"
+    staging_bytes = 0
 
     def __init__(self, pool: KVPool, host: str) -> None:
         try:
