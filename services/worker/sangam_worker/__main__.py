@@ -59,6 +59,7 @@ def _load(settings: WorkerSettings) -> Engine:
         dtype=settings.number_format,
         device=settings.device,
         total_pages=pages_on_cpu(settings, config_of(settings)),
+        quantization=settings.quantization,
         attention=settings.attention_backend,
         operators="flashinfer" if settings.uses_flashinfer else "torch",
         max_sequence_tokens=settings.max_sequence_tokens,

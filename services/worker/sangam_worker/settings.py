@@ -51,6 +51,11 @@ class WorkerSettings(ServiceSettings):
     FlashInfer (a CUDA device, bfloat16), which takes the faster of its kernels FA2 and FA3 unless
     one is named. ``auto``: FlashInfer on CUDA, torch elsewhere."""
 
+    quantization: Literal["none", "fp8"] = "none"
+    """``fp8``: the layers' products in 8 bits (e4m3, one scale a row), for GPUs from Ada and Hopper
+    on: faster passes and half the weights' memory, for answers that differ (README, FP8). A CPU
+    computes the same rounding, and gains nothing. Workers of a fleet may differ in it."""
+
     cuda_graphs: bool = True
     """Whether iterations of decodes alone are replayed as CUDA graphs, captured at the start: a
     launch takes microseconds then, not 10 ms. Off to look for a bug. Unused with ``torch``."""
