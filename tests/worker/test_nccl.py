@@ -1,14 +1,18 @@
 """KV over NCCL, on a fake of it whose calls are bound against the installed signatures."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from pydantic import SecretStr
 from tests.worker.fakes import ToyPool, toy_answer
 from tests.worker.harness import a_client, a_decode, a_sequence, a_start, a_worker
 from tests.worker.nccl_fake import FakeNccl, FakeNetwork
@@ -19,10 +23,14 @@ from tests.worker.transport_checks import TransportChecks, a_pool, failed, move
 from sangam_core.errors import ConfigurationError, TransferError
 from sangam_core.placement import Role
 from sangam_core.wire import PassRan
+from sangam_worker.kv_pool import KVPool
+from sangam_worker.settings import WorkerSettings
 from sangam_worker.transfer import nccl
-from sangam_worker.transfer.choice import open_transport
+from sangam_worker.transfer.choice import open_transport, prepare_transport
 from sangam_worker.transfer.chunks import chunks_of, pages_in
+from sangam_worker.transfer.memory import SLOT_BYTES
 from sangam_worker.transfer.nccl import NcclTransport
+from sangam_worker.transfer.nccl_library import load_nccl
 from sangam_worker.transfer.nccl_loop import NcclLoop
 from sangam_worker.transfer.protocol import KVChannel, Side
 
@@ -271,8 +279,8 @@ def test_every_page_of_every_layer_is_in_one_message_that_fits_a_slot() -> None:
 
 
 def test_a_llada_layer_of_2048_tokens_is_one_message_and_eight_of_dream() -> None:
-    assert len(chunks_of(32, 128, nccl.SLOT_BYTES // (2 * 16 * 32 * 128 * 2))) == 32
-    assert len(chunks_of(28, 128, nccl.SLOT_BYTES // (2 * 16 * 4 * 128 * 2))) == 4
+    assert len(chunks_of(32, 128, SLOT_BYTES // (2 * 16 * 32 * 128 * 2))) == 32
+    assert len(chunks_of(28, 128, SLOT_BYTES // (2 * 16 * 4 * 128 * 2))) == 4
 
 
 async def test_a_block_moves_between_two_workers_by_nccl() -> None:
@@ -316,11 +324,42 @@ def test_every_call_is_one_that_the_installed_release_takes() -> None:
     assert (config.blocking, config.max_ctas) == (False, 4)
 
 
-def test_a_cpu_gets_gloo_unless_it_asks_for_what_it_cannot_have() -> None:
-    cpu = torch.device("cpu")
-    for name in ("auto", "gloo"):
-        transport = open_transport(name, ToyPool(), device=cpu, host="127.0.0.1", max_ctas=4)
-        assert transport.name == "gloo"
-    for name, message in (("nccl", "needs a CUDA device"), ("ucx", "one of auto, gloo, nccl")):
+def settings(**fields: Any) -> WorkerSettings:
+    return WorkerSettings(internal_token=SecretStr("t"), **fields)
+
+
+def test_nccl_is_for_gpus_and_gloo_for_the_rest_unless_it_is_set() -> None:
+    assert not settings().uses_nccl
+    assert settings(device="cuda:0").uses_nccl
+    assert not settings(device="cuda:0", kv_transport="gloo").uses_nccl
+    pool = KVPool(num_layers=2, total_pages=4, num_kv_heads=1, head_dim=16)
+    prepare_transport(settings())
+    assert open_transport(settings(), pool).name == "gloo"
+
+
+def test_a_worker_without_nccl_says_so_before_it_loads_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    for blocked, message in (("nccl.core", "install the extra"), (None, "libnccl.so.2")):
+        if blocked is not None:
+            monkeypatch.setitem(sys.modules, blocked, None)
+        else:
+            monkeypatch.setitem(sys.modules, "nccl.core", NcclWithoutALibrary())
         with pytest.raises(ConfigurationError, match=message):
-            open_transport(name, ToyPool(), device=cpu, host="127.0.0.1", max_ctas=4)
+            prepare_transport(settings(device="cuda:0"))
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "16"
+    with pytest.raises(ConfigurationError, match="needs a CUDA device, not cpu"):
+        load_nccl(torch.device("cpu"))
+
+
+class NcclWithoutALibrary(ModuleType):
+    """What nccl4py is where no NCCL is."""
+
+    libnccl = None
+
+    def __init__(self) -> None:
+        super().__init__("nccl.core")
+
+    def get_version(self) -> "NcclWithoutALibrary":
+        return self

@@ -124,6 +124,7 @@ def test_format_and_attention_follow_the_device_unless_they_are_set(
         ({"ATTENTION": "flashinfer-fa3"}, "SANGAM_ATTENTION to auto"),
         ({"DEVICE": "cuda:0", "DTYPE": "float32"}, "SANGAM_DTYPE to bfloat16"),
         ({"DEVICE": "cuda:0", "DTYPE": "float32"}, "SANGAM_ATTENTION to torch"),
+        ({"KV_TRANSPORT": "nccl"}, "SANGAM_KV_TRANSPORT to auto"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_with_the_fix(

@@ -17,7 +17,8 @@ from tests.worker.fakes import ToyPool
 from tests.worker.transport_checks import a_pool
 
 from sangam_core.errors import TransferError
-from sangam_worker.transfer.choice import open_transport
+from sangam_worker.transfer.choice import nccl_transport
+from sangam_worker.transfer.gloo import GlooTransport
 from sangam_worker.transfer.protocol import KVTransport, Side
 
 
@@ -25,6 +26,10 @@ class StallingPool(ToyPool):
     """Stops for good when it comes to a layer."""
 
     stall_at: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers.device
 
     def gather(self, layer: int, pages: Sequence[int]) -> torch.Tensor:
         self._stall(layer, pages)
@@ -55,10 +60,13 @@ def a_stalling_pool(device: str) -> StallingPool:
 
 
 def main(kind: str) -> None:
-    pool = a_stalling_pool("cpu" if kind == "gloo" else "cuda:1")
-    transport: KVTransport = open_transport(
-        kind, pool, device=pool.layers.device, host="127.0.0.1", max_ctas=4
-    )
+    transport: KVTransport
+    if kind == "gloo":
+        pool = a_stalling_pool("cpu")
+        transport = GlooTransport(pool, "127.0.0.1")
+    else:
+        pool = a_stalling_pool("cuda:1")
+        transport = nccl_transport(pool, max_ctas=4)
     say("ready")
     channel: Any = None
     for line in sys.stdin:

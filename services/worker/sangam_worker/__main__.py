@@ -10,18 +10,15 @@ import contextlib
 import signal
 import sys
 
-import structlog
-
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
 from sangam_worker.engine import Engine
 from sangam_worker.engine_loading import load_engine
-from sangam_worker.kernels import kernels_note
 from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.sizing import config_of, pages_on_cpu
-from sangam_worker.transfer.gloo import GlooTransport
+from sangam_worker.transfer.choice import open_transport, prepare_transport
 
 EXIT_CONFIGURATION = 2
 EXIT_THREAD_DEAD = 70
@@ -31,8 +28,6 @@ EXIT_HURRIED = 1
 """A second signal cut the drain short."""
 
 _LOOK_SECONDS = 0.5
-
-log = structlog.get_logger(__name__)
 
 
 def main() -> int:
@@ -45,8 +40,7 @@ def main() -> int:
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
         if settings.port_file is not None:  # of an earlier process, whose port may be another's
             settings.port_file.unlink(missing_ok=True)
-        if (note := kernels_note()) is not None:
-            log.info("kernels", note=note)
+        prepare_transport(settings)
         return asyncio.run(_serve(settings, _load(settings)))
     except ConfigurationError as error:
         print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201
@@ -80,7 +74,7 @@ class _Signals:
 
 
 async def _serve(settings: WorkerSettings, engine: Engine) -> int:
-    worker = Worker(settings, engine, lambda pool: GlooTransport(pool, settings.reachable_host))
+    worker = Worker(settings, engine, lambda _: open_transport(settings, engine.kv_pool))
     signals = _Signals()
     await worker.start()
     while not signals.leave.is_set():

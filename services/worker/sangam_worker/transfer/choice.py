@@ -1,7 +1,7 @@
-"""Which transport a worker moves KV with: as set, or what suits its device.
+"""Which transport a worker moves KV by: as set, or what suits its device.
 
-Called by ``__main__`` once the engine is there. Both workers of a pair must have chosen alike; the
-exchange says so when they have not.
+Called by the worker's start. Both workers of a pair must have chosen alike; the exchange says so
+when they have not.
 """
 
 from typing import Protocol
@@ -9,8 +9,8 @@ from typing import Protocol
 import structlog
 import torch
 
-from sangam_core.errors import ConfigurationError
-from sangam_worker.transfer.cuda_streams import CudaStreams
+from sangam_worker.settings import WorkerSettings
+from sangam_worker.transfer.cuda_streams import CudaStreams, allow_many_streams
 from sangam_worker.transfer.gloo import GlooTransport
 from sangam_worker.transfer.layer_rows import LayeredPool
 from sangam_worker.transfer.nccl import NcclTransport
@@ -18,33 +18,42 @@ from sangam_worker.transfer.nccl_library import load_nccl
 from sangam_worker.transfer.pool import KVPool
 from sangam_worker.transfer.protocol import KVTransport
 
-TRANSPORTS = ("auto", "gloo", "nccl")
-"""``auto``: NCCL for pools on a GPU, gloo for others."""
-
 log = structlog.get_logger(__name__)
 
 
 class MovablePool(KVPool, LayeredPool, Protocol):
     """A pool that any transport can move."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where its pages are."""
+        ...
 
-def open_transport(
-    name: str, pool: MovablePool, *, device: torch.device, host: str, max_ctas: int
-) -> KVTransport:
-    """The transport of a name in ``TRANSPORTS``.
 
-    Args:
-        device: the pool's.
-        host: the address that gloo binds.
-        max_ctas: thread blocks of an NCCL send or receive.
+def prepare_transport(settings: WorkerSettings) -> None:
+    """Before the process uses CUDA, and before it spends minutes on a model.
 
     Raises:
-        ConfigurationError: it cannot be had here.
+        ConfigurationError: NCCL is to be used, and cannot be had here.
     """
-    if name not in TRANSPORTS:
-        raise ConfigurationError(f"SANGAM_KV_TRANSPORT {name!r}: one of {', '.join(TRANSPORTS)}")
-    if name == "gloo" or (name == "auto" and device.type != "cuda"):
-        return GlooTransport(pool, host)
-    library = load_nccl(device)
+    if settings.uses_nccl:
+        allow_many_streams()
+        load_nccl(torch.device(settings.device))
+
+
+def open_transport(settings: WorkerSettings, pool: MovablePool) -> KVTransport:
+    """The transport over a pool.
+
+    Raises:
+        ConfigurationError: NCCL cannot be had here, or the address is not this machine's.
+    """
+    if not settings.uses_nccl:
+        return GlooTransport(pool, settings.reachable_host)
+    return nccl_transport(pool, settings.nccl_max_ctas)
+
+
+def nccl_transport(pool: MovablePool, max_ctas: int) -> NcclTransport:
+    """NCCL over a pool on a GPU."""
+    library = load_nccl(pool.device)
     log.info("KV moves by NCCL", version=str(library.get_version().libnccl), max_ctas=max_ctas)
-    return NcclTransport(pool, library, CudaStreams(device), max_ctas=max_ctas)
+    return NcclTransport(pool, library, CudaStreams(pool.device), max_ctas=max_ctas)

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor
 
 from sangam_worker.transfer.layer_rows import WORD, LayerRows
-
-SLOT_BYTES = 32 * 2**20
-"""One layer of a 2,048 token request of LLaDA-8B, eight of Dream-7B. A message costs the host some
-50 us, so that smaller ones would make it the slowest part."""
-
-NUM_SLOTS = 2
+from sangam_worker.transfer.memory import NUM_SLOTS
 
 
 class Mark(Protocol):

@@ -17,8 +17,9 @@ import structlog
 
 from sangam_core.errors import TransferError
 from sangam_worker.transfer.chunks import Chunk, chunks_of, pages_in
-from sangam_worker.transfer.lanes import NUM_SLOTS, SLOT_BYTES, Lane, Lanes, Mark, SideStreams
+from sangam_worker.transfer.lanes import Lane, Lanes, Mark, SideStreams
 from sangam_worker.transfer.layer_rows import LayeredPool, LayerRows
+from sangam_worker.transfer.memory import NUM_SLOTS, SLOT_BYTES
 from sangam_worker.transfer.nccl_library import UNIQUE_ID_BYTES, Nccl
 from sangam_worker.transfer.nccl_link import Link, open_link
 from sangam_worker.transfer.protocol import KVChannel, Side

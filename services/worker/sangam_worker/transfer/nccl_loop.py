@@ -13,8 +13,9 @@ from typing import Self
 from torch import Tensor
 
 from sangam_worker.transfer.chunks import Chunk, chunks_of, pages_in
-from sangam_worker.transfer.lanes import NUM_SLOTS, SLOT_BYTES, Lane, Lanes, Mark, SideStreams
+from sangam_worker.transfer.lanes import Lane, Lanes, Mark, SideStreams
 from sangam_worker.transfer.layer_rows import LayeredPool, LayerRows
+from sangam_worker.transfer.memory import NUM_SLOTS, SLOT_BYTES
 from sangam_worker.transfer.nccl_library import Communicator, Nccl
 from sangam_worker.transfer.nccl_link import open_link
 
