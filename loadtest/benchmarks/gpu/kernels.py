@@ -15,8 +15,10 @@ from typing import IO
 
 WORKER = Path(__file__).parents[3] / "services" / "worker"
 
-_LIST = "import flashinfer_kernels as f; print(*(k.name for k in f.wanted()), sep='\\n')"
-_BUILD = """import sys, flashinfer_kernels as f
+_LIST = """from sangam_worker import flashinfer_kernels as f
+print(*(each.name for each in f.wanted()), sep="\\n")"""
+_BUILD = """import sys
+from sangam_worker import flashinfer_kernels as f
 [kernel] = [each for each in f.wanted() if each.name == sys.argv[1]]
 kernel.build_and_load()"""
 _LIST_SECONDS = 60

@@ -18,7 +18,7 @@ from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.sizing import config_of, pages_on_cpu
-from sangam_worker.transfer.choice import open_transport, prepare_transport
+from sangam_worker.transfer.gloo import GlooTransport
 
 EXIT_CONFIGURATION = 2
 EXIT_THREAD_DEAD = 70
@@ -40,7 +40,6 @@ def main() -> int:
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
         if settings.port_file is not None:  # of an earlier process, whose port may be another's
             settings.port_file.unlink(missing_ok=True)
-        prepare_transport(settings)
         return asyncio.run(_serve(settings, _load(settings)))
     except ConfigurationError as error:
         print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201
@@ -74,7 +73,7 @@ class _Signals:
 
 
 async def _serve(settings: WorkerSettings, engine: Engine) -> int:
-    worker = Worker(settings, engine, lambda _: open_transport(settings, engine.kv_pool))
+    worker = Worker(settings, engine, lambda pool: GlooTransport(pool, settings.reachable_host))
     signals = _Signals()
     await worker.start()
     while not signals.leave.is_set():
