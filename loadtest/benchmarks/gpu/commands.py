@@ -41,6 +41,8 @@ def place_of(given: argparse.Namespace) -> Place:
             "no GPU here. To see that everything runs on a CPU: --device cpu --dtype float32 "
             "--attention torch --operators torch --sizes tiny"
         )
+    if given.device == "cpu":
+        torch.set_num_threads(1)  # the engine has no more either, for the sake of "same bytes"
     return Place(given.device, given.dtype, given.attention, given.operators)
 
 
@@ -51,7 +53,7 @@ def run_parts(
     given.out.mkdir(parents=True, exist_ok=True)
     # A device that hangs is not asked again: the file has every part that was over.
     last = given.seconds + _GRACE_SECONDS
-    faulthandler.dump_traceback_later(last, file=sys.__stderr__, exit=True)
+    faulthandler.dump_traceback_later(last, file=2, exit=True)
     run = Run(
         Budget(given.seconds), given.out / "results.json", {"machine": _machine(), **(head or {})}
     )

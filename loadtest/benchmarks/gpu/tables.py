@@ -24,10 +24,14 @@ def tables(results: Mapping[str, Any]) -> str:
     """All of it."""
     parts = results["parts"]
     machine = ", ".join(f"{key}: {value}" for key, value in results["machine"].items())
-    sections = [f"# GPU benchmarks\n\n{machine}.", "## Goals\n\n" + goals_table(parts)]
-    for name, part in parts.items():
-        sections.append(f"## {name}\n\n" + "\n\n".join(_of_part(part)))
-    return "\n\n".join(sections) + "\n"
+    head = f"# GPU benchmarks\n\n{machine}.\n\n## Goals\n\n{goals_table(parts)}"
+    return f"{head}\n\n{tables_of_parts(parts)}\n"
+
+
+def tables_of_parts(parts: Mapping[str, Any]) -> str:
+    """A section for each part."""
+    sections = (f"## {name}\n\n" + "\n\n".join(_of_part(part)) for name, part in parts.items())
+    return "\n\n".join(sections)
 
 
 def _of_part(part: Mapping[str, Any]) -> Iterator[str]:
