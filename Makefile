@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-simulator bench-router bench-client reproduce loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -107,6 +107,26 @@ bench-passes: $(STAMP) ## what a worker's iterations cost, as CSV (OUT=FILE, MOD
 
 bench-simulator: $(STAMP) ## the simulator against real workers on this machine, four minutes (OUT=FOLDER)
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.simulator_check --out $(abspath $(or $(OUT),.sangam/simulator-check))
+
+# On a GPU machine, whose own environment has torch for its CUDA: these make no virtual environment
+# but take PYTHON's. ARGS is handed on (--seconds, --only, --help). Without a network there, bring
+# what `make gpu-wheels` fetches, and use loadtest/benchmarks/gpu/run.sh.
+GPU_PATH := $(CURDIR)/services/core:$(CURDIR)/services/router:$(CURDIR)/services/worker:$(CURDIR)/loadtest
+GPU_ENV = PYTHONPATH=$(GPU_PATH)$${PYTHONPATH:+:$$PYTHONPATH}
+GPU_FLAGS = $(if $(OUT),--out $(abspath $(OUT))) $(ARGS)
+GPU_PYTHON ?= 3.12
+WHEEL_FLAGS := --no-deps --only-binary=:all: --implementation cp --python-version $(GPU_PYTHON) \
+	$(foreach glibc,39 28 27 17,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
+
+bench-gpu: ## passes, operators and transfers on one GPU beside their floors, 8 minutes (PYTHON=, OUT=, ARGS=)
+	$(GPU_ENV) $(PYTHON) -m benchmarks.gpu $(GPU_FLAGS)
+
+bench-gpu-serving: ## latency against rate on one GPU, batched and one at a time, 8 minutes (PYTHON=, OUT=, ARGS=)
+	$(GPU_ENV) $(PYTHON) -m benchmarks.gpu.serving $(GPU_FLAGS)
+
+gpu-wheels: ## fetch what bench-gpu needs into wheels/, for a machine without a network (GPU_PYTHON=3.12)
+	$(PYTHON) -m pip download --disable-pip-version-check $(WHEEL_FLAGS) -d wheels \
+		-c constraints-gpu.txt -r loadtest/benchmarks/gpu/wheels.txt
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch

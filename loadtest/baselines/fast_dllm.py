@@ -1,10 +1,10 @@
 """Fast-dLLM's dual cache as a plain loop at batch 1: the baseline of the throughput benchmark.
 
 Decides what each pass feeds and commits, greedily, after the public code
-(``generate_with_dual_cache`` of June 2025). Called by ``benchmarks/engine_throughput.py`` and
-checked, token for token, against the golden cases. Where the public code leaves a choice, or wastes
-time that a good engineer would not, the baseline takes the faster way, so that it is worth being
-compared with:
+(``generate_with_dual_cache`` of June 2025). Called by ``benchmarks/engine_throughput.py`` and, on a
+GPU, by ``benchmarks/gpu``; checked, token for token, against the golden cases. Where the public
+code leaves a choice, or wastes time that a good engineer would not, the baseline takes the faster
+way, so that it is worth being compared with:
 
 * the head and the float64 softmax run on the block's rows only (public: on every row of the
   whole-sequence pass too); the softmax is otherwise the public one, over the whole vocabulary;
@@ -82,8 +82,8 @@ def generate(
     if gen_length % block_length:
         raise ValueError(f"gen_length {gen_length} is not whole blocks of {block_length}")
     mask_id = model.shape.mask_id
-    ids = torch.full((len(prompt) + gen_length,), mask_id, dtype=torch.int64)
-    ids[: len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
+    masks = [mask_id] * gen_length
+    ids = torch.tensor([*prompt, *masks], dtype=torch.int64, device=model.device)
     cache = model.new_cache(len(ids))
     num_passes, has_ended = 0, False
     for start in range(len(prompt), len(ids), block_length):

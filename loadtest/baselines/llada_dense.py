@@ -73,10 +73,12 @@ class Layer:
 class KVCache:
     """Rotated keys, and values, of one sequence: ``[layers, heads, total_tokens, head_dim]``."""
 
-    def __init__(self, shape: Shape, total_tokens: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: Shape, total_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         size = (shape.num_layers, shape.num_kv_heads, total_tokens, shape.head_dim)
-        self.keys = torch.empty(size, dtype=dtype)
-        self.values = torch.empty(size, dtype=dtype)
+        self.keys = torch.empty(size, dtype=dtype, device=device)
+        self.values = torch.empty(size, dtype=dtype, device=device)
 
 
 class DenseLlada:
@@ -94,7 +96,12 @@ class DenseLlada:
         # With tied weights the checkpoint has no head of its own.
         self.head = tensors.get("model.transformer.ff_out.weight", self.embedding)
         self.layers = [Layer.from_tensors(tensors, i) for i in range(shape.num_layers)]
-        self.cos, self.sin = _rope_tables(shape)
+        self.cos, self.sin = (table.to(self.device) for table in _rope_tables(shape))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are, and with them all that is computed."""
+        return self.embedding.device
 
     @classmethod
     def from_folder(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Self:
@@ -112,7 +119,7 @@ class DenseLlada:
         """An empty cache for a sequence. ``ValueError`` beyond the model's longest one."""
         if total_tokens > self.shape.max_tokens:
             raise ValueError(f"{total_tokens} tokens, but the model takes {self.shape.max_tokens}")
-        return KVCache(self.shape, total_tokens, self.embedding.dtype)
+        return KVCache(self.shape, total_tokens, self.embedding.dtype, self.device)
 
     def hidden(self, ids: Tensor, start: int, cache: KVCache) -> Tensor:
         """Feed the tokens ``ids`` (``[n]``, int64) of positions ``start ..`` through all layers.

@@ -28,12 +28,15 @@ Answers = list[list[int]]
 """The answer tokens of each prompt, up to the EOS."""
 
 
-def dense_model(model: str) -> DenseLlada:
-    """The plain loop's model with the weights that the engine has under that name."""
+def dense_model(model: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> DenseLlada:
+    """The plain loop's model with the weights that the engine has under that name.
+
+    Only random models go to another device or dtype.
+    """
     if not model.startswith(RANDOM_PREFIX):
         return DenseLlada.from_folder(resolve_model(model))
     config = random_config(model)
-    weights = random_weights(config, torch.float32, torch.device("cpu"))
+    weights = random_weights(config, dtype, torch.device(device))
     tensors = {}
     for name, slot in weights.slots.items():
         group = weights.outer if slot.layer is None else weights.layers[slot.layer]

@@ -22,7 +22,8 @@ from baselines.llada_dense import DenseLlada
 from benchmarks.contenders import Answers, dense_model, plain_loop, through_engine
 from benchmarks.rounds import Measurement, Round, Summary, run_rounds, summarise
 from benchmarks.workloads import BLOCK_LENGTH, Workload, workloads
-from sangam_worker.engine import Engine, load_engine
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import load_engine
 
 REFERENCE = "plain loop"
 

@@ -17,7 +17,8 @@ from sangam_core.wire import BlockKey, BlockStart, KVSource, WireGeometry
 from sangam_worker.attention.layout import AttentionLayout
 from sangam_worker.attention.protocol import Attention
 from sangam_worker.block_state import BlockState, block_state_from
-from sangam_worker.engine import ATTENTION_BACKENDS, Engine, load_engine
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import ATTENTION_BACKENDS, load_engine
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.plan import Plan
 from sangam_worker.sampling.rules import committable

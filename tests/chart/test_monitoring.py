@@ -153,6 +153,7 @@ def test_the_dashboard_covers_what_operators_ask_for() -> None:
         "sangam_waiting_line",
         "sangam_worker_carried_tokens",
         "sangam_worker_iteration_seconds_bucket",
+        "sangam_worker_gap_seconds_bucket",
         "sangam_worker_transfer_seconds_bucket",
         "sangam_desired_role_refused_total",
     ):

@@ -1,6 +1,8 @@
 """Placements by name beside Algorithm 2 (``test_placement``), and the bound on a fleet's blocks."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,15 +16,16 @@ from sangam_core.placement import (
     WorkerLoad,
     place_prefill,
 )
-from sangam_core.placements import HYBRID, PLACEMENTS, SHORTEST_DELAY, is_full, place
+from sangam_core.placements import HYBRID, PLACEMENTS, SHORTEST_DELAY, counts_blocks, is_full, place
 
 PAGES = 1000
 
 
 def worker(
-    worker_id: str, role: Role, *, load: int = 0, held: int = 0, is_draining: bool = False
+    worker_id: str, role: Role, *, load: int = 0, held: int = 0, blocks: int = 0, **changes: Any
 ) -> WorkerLoad:
-    return WorkerLoad(worker_id, "0", role, load, PAGES - held, PAGES, is_draining)
+    """A worker that holds pages and blocks."""
+    return WorkerLoad(worker_id, "0", role, load, PAGES - held, PAGES, num_blocks=blocks, **changes)
 
 
 def demand(
@@ -67,7 +70,16 @@ def test_overflow_begins_where_an_idle_colocated_worker_would_be_done_sooner() -
 def test_decodes_on_a_colocated_worker_put_prefills_off() -> None:
     waiting = worker("p", Role.PREFILL, load=1400)
     assert chosen(SHORTEST_DELAY, waiting, worker("c", Role.COLOCATED)) == "c"
-    assert chosen(SHORTEST_DELAY, waiting, worker("c", Role.COLOCATED, held=10 * 50)) == "p"
+    assert chosen(SHORTEST_DELAY, waiting, worker("c", Role.COLOCATED, blocks=10)) == "p"
+
+
+def test_blocks_count_alike_whatever_their_size_and_that_of_the_prefill() -> None:
+    waiting, few_long = worker("p", Role.PREFILL, load=1400), worker("c", Role.COLOCATED, blocks=2)
+    for held, pages in ((900, 1), (2, 90)):
+        few = replace(few_long, free_pages=PAGES - held)
+        many = replace(few, num_blocks=10)
+        assert chosen(SHORTEST_DELAY, waiting, few, asked=demand(pages=pages)) == "c"
+        assert chosen(SHORTEST_DELAY, waiting, many, asked=demand(pages=pages)) == "p"
 
 
 def test_theta_bounds_the_load_of_every_worker_that_is_chosen_by_delay() -> None:
@@ -150,7 +162,7 @@ def test_decode_aware_placement_counts_what_a_worker_holds() -> None:
 
 
 def test_a_new_request_waits_while_the_fleet_is_full_and_one_that_has_begun_does_not() -> None:
-    fleet = (worker("p", Role.PREFILL, held=200), worker("c", Role.COLOCATED, held=400))
+    fleet = (worker("p", Role.PREFILL, blocks=4), worker("c", Role.COLOCATED, blocks=8))
     bound = {"max_blocks_per_decoder": 12.0}
     assert chosen(HYBRID, *fleet, asked=demand(is_new=True), **bound) == ""
     assert chosen(HYBRID, *fleet, asked=demand(), **bound) == "p"
@@ -158,7 +170,7 @@ def test_a_new_request_waits_while_the_fleet_is_full_and_one_that_has_begun_does
 
 
 def test_only_workers_that_decode_make_room_for_more_blocks() -> None:
-    held = worker("c", Role.COLOCATED, held=600)
+    held = worker("c", Role.COLOCATED, blocks=12)
     policy = PlacementPolicy(max_blocks_per_decoder=12)
     alone = FleetLoad((held, worker("p", Role.PREFILL)))
     beside = FleetLoad((held, worker("d", Role.DECODE)))
@@ -171,5 +183,33 @@ def test_only_workers_that_decode_make_room_for_more_blocks() -> None:
 def test_an_idle_fleet_is_never_full_and_without_a_bound_none_is() -> None:
     idle = FleetLoad((worker("c", Role.COLOCATED),))
     assert not is_full(idle, demand(), PlacementPolicy(max_blocks_per_decoder=0.5))
-    crowded = FleetLoad((worker("c", Role.COLOCATED, held=PAGES),))
+    crowded = FleetLoad((worker("c", Role.COLOCATED, blocks=100),))
     assert not is_full(crowded, demand(), PlacementPolicy(max_blocks_per_decoder=math.inf))
+
+
+def test_a_fleet_is_as_full_for_a_short_request_as_for_a_long_one() -> None:
+    policy = PlacementPolicy(max_blocks_per_decoder=3)
+    for num_blocks, is_bounded in ((2, False), (3, True)):
+        fleet = FleetLoad((worker("c", Role.COLOCATED, held=700, blocks=num_blocks),))
+        for pages in (1, 50, 300):
+            assert is_full(fleet, demand(pages=pages), policy) is is_bounded
+
+
+def test_what_keeps_no_pages_is_never_held_up_by_the_bound() -> None:
+    fleet = FleetLoad((worker("c", Role.COLOCATED, blocks=9),))
+    assert not is_full(fleet, demand(pages=0), PlacementPolicy(max_blocks_per_decoder=1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_counted"),
+    [
+        (PlacementPolicy(), False),
+        (PlacementPolicy(name="decode_aware", theta_tokens=100), False),
+        (PlacementPolicy(name=SHORTEST_DELAY), True),
+        (PlacementPolicy(max_blocks_per_decoder=40), True),
+    ],
+)
+def test_blocks_are_counted_where_a_decision_looks_at_them(
+    policy: PlacementPolicy, is_counted: bool
+) -> None:
+    assert counts_blocks(policy) is is_counted

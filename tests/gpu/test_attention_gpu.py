@@ -29,7 +29,8 @@ from tests.worker.requests import a_pass, a_plan
 from torch import Tensor
 
 from sangam_worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_attention
-from sangam_worker.engine import Engine, load_engine
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import load_engine
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.flashinfer_operators import FlashInferOperators, flashinfer_operators
 from sangam_worker.models.linear import PlainLinear

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.contenders import dense_model, plain_loop, through_engine
 from benchmarks.workloads import BLOCK_LENGTH, Workload, workloads
 from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
-from sangam_worker.engine import load_engine
+from sangam_worker.engine_loading import load_engine
 
 MODEL = str(Path(__file__).parents[1] / "golden" / "models" / "llada-tiny-a")
 PROMPTS = [[33, 73, 171, 249, 127], [5, 6, 7], [200, 3, 3, 90], [12] * 9]

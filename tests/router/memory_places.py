@@ -50,6 +50,7 @@ class _Seat:
             free_pages=self.total_pages - sum(item.pages for item in self.held),
             total_pages=self.total_pages,
             is_draining=self.is_draining,
+            num_blocks=sum(item.pages > 0 for item in self.held),
         )
 
 

@@ -114,6 +114,18 @@ async def test_workers_of_another_model_are_named_when_there_are_no_others() -> 
     assert f"big (protocol {PROTOCOL_VERSION})" in (view.problem() or "")
 
 
+async def test_a_fleet_that_mixes_quantizations_serves_and_says_so() -> None:
+    alike = [prefill(quantization="fp8"), decode(quantization="fp8")]
+    assert (await seen(*alike))[1].remark() is None
+    assert (await seen(prefill(), decode()))[1].remark() is None
+    _, view = await seen(*alike, lease("c"))
+    assert view.is_ready
+    assert view.remark() == (
+        "workers differ in SANGAM_QUANTIZATION (2 with 'fp8', 1 with 'none'): "
+        "an answer may depend on where its blocks run"
+    )
+
+
 async def test_a_cache_none_request_needs_a_colocated_worker() -> None:
     assert not (await seen(prefill(), decode()))[1].has_colocated
     assert not (await seen(lease("c", is_draining=True)))[1].has_colocated

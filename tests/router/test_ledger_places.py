@@ -216,6 +216,7 @@ async def test_the_internal_port_shows_the_fleet(leased: Fleet, model_folder: Pa
     assert (by_id["p"]["role"], by_id["p"]["desired_role"]) == ("prefill", "decode")
     assert by_id["p"]["is_drain_desired"]
     assert (by_id["p"]["name"], by_id["p"]["refused"]) == ("p", None)
+    assert (by_id["p"]["quantization"], fleet["remark"]) == ("none", None)
     assert by_id["d"]["free_pages"] == 100
     assert by_id["d"]["carried_tokens"] == 7
     for line in (

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sangam_worker.engine import Engine, load_engine
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import load_engine
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LLADA, DREAM = GOLDEN / "models" / "llada-tiny-a", GOLDEN / "models" / "dream-tiny-a"

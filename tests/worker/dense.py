@@ -79,11 +79,16 @@ class Dense:
         for layer in range(self.num_layers):
             x = x + self.attention(self.norm(x, "attn_norm", layer), layer, rows)
             normed = self.norm(x, "ff_norm", layer)
-            gate = normed @ self.weight("gate", layer).T
-            up = normed @ self.weight("up", layer).T
-            x = x + (gate / (1 + (-gate).exp()) * up) @ self.weight("down", layer).T
+            gate = self.product(normed, self.weight("gate", layer))
+            up = self.product(normed, self.weight("up", layer))
+            gated = gate / (1 + (-gate).exp()) * up
+            x = x + self.product(gated, self.weight("down", layer))
         head = self.weights.get(self.names["head"], self.weight("embedding"))
         return self.norm(x, "final_norm") @ head.T
+
+    def product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """One of a layer's products."""
+        return x @ weight.T
 
     def norm(self, x: Tensor, name: str, layer: int = 0) -> Tensor:
         scale = (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
@@ -102,11 +107,11 @@ class Dense:
         )
         scores = torch.einsum("thd,shd->hts", q, keys) / self.head_dim**0.5
         mixed = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
-        return mixed.reshape(len(x), -1) @ self.weight("out", layer).T
+        return self.product(mixed.reshape(len(x), -1), self.weight("out", layer))
 
     def project(self, x: Tensor, part: str, layer: int) -> Tensor:
         name = self.names[part].format(layer)
-        y = x @ self.weights[name + ".weight"].T
+        y = self.product(x, self.weights[name + ".weight"])
         y = y + self.weights.get(name + ".bias", torch.zeros(()).double())
         return y.reshape(len(x), -1, self.head_dim)
 

@@ -68,15 +68,16 @@ class ToyPool:
 
 @dataclass
 class ToyEngine:
-    """Commits the first masks of a block, so many a pass.
+    """Commits the first masks of a block, so many a pass. Its device is the wait for an outcome.
 
     Attributes:
-        gate: cleared, it holds up every iteration at its start, until a test sets it again.
+        gate: cleared, it holds up every iteration that is under way, until a test sets it again.
         closes_after: so many iterations run, then the engine closes its gate itself: a test that
             closes it when it has seen a pass may be too late. 0 never does.
-        failures: exceptions that the next iterations raise, one each.
+        failures: exceptions that the next outcomes raise, one each; launch_failures: launches.
         poison: request ids whose passes fail by themselves.
-        num_iterations: how many have begun.
+        device_seconds: what every iteration says of itself.
+        num_iterations: how many have been launched.
     """
 
     commits_per_pass: int = 8
@@ -85,8 +86,11 @@ class ToyEngine:
     gate: threading.Event = field(default_factory=threading.Event)
     closes_after: int = 0
     failures: list[Exception] = field(default_factory=list)
+    launch_failures: list[Exception] = field(default_factory=list)
     poison: set[str] = field(default_factory=set)
+    device_seconds: float | None = None
     num_iterations: int = 0
+    is_under_way: bool = False
     _begun: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
@@ -97,13 +101,21 @@ class ToyEngine:
         with self._begun:
             return self._begun.wait_for(lambda: self.num_iterations >= num_iterations, 20)
 
-    def execute(self, plan: Plan) -> Outcome:
+    def launch(self, plan: Plan) -> "ToyLaunched":
+        assert not self.is_under_way, "one iteration at a time"
         with self._begun:
             self.num_iterations += 1
             if self.closes_after and self.num_iterations == self.closes_after + 1:
                 self.gate.clear()
             self._begun.notify_all()
+        if self.launch_failures:
+            raise self.launch_failures.pop(0)
+        self.is_under_way = True
+        return ToyLaunched(self, plan)
+
+    def finish(self, plan: Plan) -> Outcome:
         assert self.gate.wait(30), "a test closed the gate and forgot it"
+        self.is_under_way = False
         if self.failures:
             raise self.failures.pop(0)
         return Outcome(plan.iteration, tuple(self._run(item) for item in plan.passes))
@@ -120,6 +132,21 @@ class ToyEngine:
         chosen = item.masked[: self.commits_per_pass]
         commits = tuple(Commit(position=p, token=_token(secret, p), confidence=0.5) for p in chosen)
         return PassOutcome(item.key, commits, carry=item.carry + len(commits))
+
+
+@dataclass(frozen=True)
+class ToyLaunched:
+    """An iteration of a toy engine under way."""
+
+    engine: ToyEngine
+    plan: Plan
+
+    @property
+    def device_seconds(self) -> float | None:
+        return self.engine.device_seconds
+
+    def outcome(self) -> Outcome:
+        return self.engine.finish(self.plan)
 
 
 def toy_answer(ids: Sequence[int], block: range) -> list[int]:
@@ -157,6 +184,10 @@ class GatedTransport:
     @property
     def name(self) -> str:
         return self.inner.name
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.inner.staging_bytes
 
     def offer(self) -> str:
         return self.inner.offer()

@@ -1,20 +1,22 @@
 """Triton's interpreter in a process of its own: the kernels' code on a CPU, through numpy.
 
 Triton looks for ``TRITON_INTERPRET`` when it is imported, for good; another process leaves this
-one free to compile. Run as a module it is that process: pickled arguments in, pickled results out.
+one free to compile. Run as a module it is that process: a function's name, then pickled arguments
+in, pickled results out.
 """
 
+import importlib
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
-from torch import Tensor
 
 from sangam_worker.sampling.greedy import GreedyKernel
 
@@ -33,10 +35,10 @@ needs_interpreter = pytest.mark.skipif(bool(_missing()), reason=_missing())
 
 
 @contextmanager
-def interpreted_kernel() -> Iterator[GreedyKernel]:
-    """The greedy kernel, interpreted."""
+def interpreted(function: str) -> Iterator[Callable[..., Any]]:
+    """A function, ``module:name``, called where Triton interprets. Arguments are copied there."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "tests.worker.interpreter"],
+        [sys.executable, "-W", "ignore", "-m", "tests.worker.interpreter", function],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -45,30 +47,36 @@ def interpreted_kernel() -> Iterator[GreedyKernel]:
     assert process.stdout is not None
     to, back = process.stdin, process.stdout
 
-    def kernel(logits: Tensor, mask_id: int, num_columns: int) -> Tensor:
-        pickle.dump((logits, mask_id, num_columns), to)
+    def call(*arguments: Any) -> Any:
+        pickle.dump(arguments, to)
         to.flush()
-        summary: Tensor = pickle.load(back)
-        return summary
+        return pickle.load(back)
 
     with process:
         try:
-            yield kernel
+            yield call
         finally:
             process.kill()
 
 
-def _serve() -> None:
-    from sangam_worker.sampling.greedy_kernel import summarise
+@contextmanager
+def interpreted_kernel() -> Iterator[GreedyKernel]:
+    """The greedy kernel, interpreted."""
+    with interpreted("sangam_worker.sampling.greedy_kernel:summarise") as kernel:
+        yield kernel
 
+
+def _serve(function: str) -> None:
+    module, name = function.split(":")
+    called = getattr(importlib.import_module(module), name)
     while True:
         try:
             arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        pickle.dump(summarise(*arguments), sys.stdout.buffer)
+        pickle.dump(called(*arguments), sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1])

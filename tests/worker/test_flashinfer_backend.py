@@ -31,7 +31,8 @@ from torch import Tensor
 from sangam_core.errors import ConfigurationError
 from sangam_worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_attention
 from sangam_worker.attention.flashinfer_layout import measured_kernel
-from sangam_worker.engine import Engine, load_engine
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import load_engine
 from sangam_worker.models.config import read_model_config
 from sangam_worker.models.flashinfer_operators import FlashInferOperators
 from sangam_worker.models.linear import PlainLinear
@@ -387,7 +388,7 @@ def test_what_flashinfer_needs_is_checked_before_anything_else(
 
 def test_a_cpu_worker_never_imports_flashinfer() -> None:
     code = (
-        "import sys, sangam_worker.engine, sangam_worker.__main__\n"
+        "import sys, sangam_worker.engine_loading, sangam_worker.__main__\n"
         "print([name for name in sys.modules if name.split('.')[0] == 'flashinfer'])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,46 +1,128 @@
-"""What a worker's log says about kernels before the first request needs them."""
+"""Kernels that are missing are compiled before the port opens, and what that says."""
 
-import importlib
-from pathlib import Path
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
+from tests.worker.flashinfer_installed import run_with_flashinfer
 
-from sangam_worker.kernels import kernels_note
+from sangam_core.errors import ConfigurationError
+from sangam_worker.kernels import compile_missing, num_compilers
+from sangam_worker.progress import SILENT
+
+GIB = 2**30
 
 
-def installed(site: Path, monkeypatch: pytest.MonkeyPatch, *kernels: str) -> None:
-    """A package of FlashInfer's name and layout; importing it would fail."""
-    package = site / "flashinfer"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
+@dataclass
+class Library:
+    name: str
+    is_compiled: bool = False
+
+
+@pytest.fixture
+def said() -> Iterator[list[Any]]:
+    structlog.reset_defaults()
+    with capture_logs() as entries:
+        yield entries
+
+
+@pytest.fixture(autouse=True)
+def _no_jobs_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_JOBS", "3")
+
+
+def compiled(kernels: Sequence[Library]) -> None:
     for kernel in kernels:
-        folder = package / "data" / "aot" / kernel
-        folder.mkdir(parents=True)
-        (folder / f"{kernel}.so").touch()
-    monkeypatch.syspath_prepend(str(site))
-    importlib.invalidate_caches()
+        kernel.is_compiled = True
 
 
-def test_without_flashinfer_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.path", [])
-    monkeypatch.delitem(__import__("sys").modules, "flashinfer", raising=False)
-    assert kernels_note({}) is None
+def test_kernels_that_are_there_are_left_alone(said: list[Any]) -> None:
+    def never(kernels: Sequence[Library]) -> None:
+        raise AssertionError(kernels)
+
+    compile_missing([Library("page", is_compiled=True)], never, SILENT)
+    assert said == []
 
 
-def test_kernels_of_the_image_are_counted_without_importing_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_the_missing_ones_are_compiled_and_the_log_says_where_they_are_kept(
+    said: list[Any],
 ) -> None:
-    installed(tmp_path, monkeypatch, "page", "batch_prefill")
-    note = kernels_note({"FLASHINFER_WORKSPACE_BASE": "/cache/flashinfer"})
-    assert note is not None
-    assert note.startswith("2 FlashInfer kernels came with the image")
-    assert note.endswith("kept in /cache/flashinfer/.cache/flashinfer")
+    asked: list[str] = []
+
+    def build(kernels: Sequence[Library]) -> None:
+        asked.extend(kernel.name for kernel in kernels)
+        compiled(kernels)
+
+    libraries = [Library("page", is_compiled=True), Library("fa2"), Library("fa3")]
+    compile_missing(libraries, build, SILENT, {"FLASHINFER_WORKSPACE_BASE": "/cache/flashinfer"})
+    assert asked == ["fa2", "fa3"]
+    (entry,) = said
+    assert entry["kernels"] == ["fa2", "fa3"]
+    assert entry["cache"] == "/cache/flashinfer/.cache/flashinfer"
 
 
-def test_an_image_without_kernels_says_that_first_use_takes_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Counting:
+    """Keeps what was advanced."""
+
+    def __init__(self, done: threading.Event) -> None:
+        self.total, self._done = 0.0, done
+
+    def task(self, what: str, total: float, unit: str) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self.advance
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def advance(self, amount: float) -> None:
+        self.total += amount
+        if self.total == 1:
+            self._done.set()
+
+
+def test_progress_follows_the_libraries_as_they_appear() -> None:
+    first_was_seen = threading.Event()
+    counting = Counting(first_was_seen)
+
+    def build(kernels: Sequence[Library]) -> None:
+        kernels[0].is_compiled = True
+        assert first_was_seen.wait(20)
+        kernels[1].is_compiled = True
+
+    compile_missing([Library("fa2"), Library("fa3")], build, counting)
+    assert counting.total == 2
+
+
+def test_a_compiler_that_fails_is_a_configuration_error_of_one_line() -> None:
+    def build(kernels: Sequence[Library]) -> None:
+        raise RuntimeError(
+            "Ninja build failed. Ninja output:\n[1/9] nvcc\n/bin/sh: nvcc: not found\n"
+        )
+
+    with pytest.raises(ConfigurationError) as refused:
+        compile_missing([Library("fa2")], build, SILENT)
+    said = str(refused.value)
+    assert "nvcc: not found" in said
+    assert "SANGAM_ATTENTION to torch" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("num_cpus", "memory", "expected"),
+    [(16, 128 * GIB, 16), (192, 48 * GIB, 12), (8, 2 * GIB, 1), (1, 64 * GIB, 1)],
+)
+def test_compilers_are_no_more_than_cpus_and_memory_allow(
+    num_cpus: int, memory: int, expected: int
 ) -> None:
-    installed(tmp_path, monkeypatch)
-    note = kernels_note({}) or ""
-    assert "no FlashInfer kernel came with the image" in note
-    assert str(Path.home() / ".cache/flashinfer") in note
+    assert num_compilers(num_cpus, memory) == expected
+
+
+def test_what_a_pass_asks_flashinfer_for_is_what_is_compiled_before() -> None:
+    done = run_with_flashinfer("tests.worker.flashinfer_asks_for")
+    assert (done.returncode, done.stdout) == (0, "as expected\n"), done.stderr[-3000:]

@@ -24,7 +24,7 @@ from tests.worker.checkpoints import (
 from tests.worker.requests import a_pass, a_plan
 
 from sangam_core.errors import ConfigurationError
-from sangam_worker.engine import load_engine
+from sangam_worker.engine_loading import load_engine
 from sangam_worker.models.config import read_model_config, resolve_model
 from sangam_worker.models.random_models import random_config
 from sangam_worker.weights import Weights, random_weights, read_weights
@@ -327,6 +327,13 @@ def test_an_option_that_cannot_be_had_is_named(options: dict[str, Any], complain
         load_engine(str(LLADA), **({"total_pages": 4} | options))
 
 
+def test_sequences_may_be_limited_below_the_model_s_own_limit_but_not_above() -> None:
+    engine = load_engine(str(LLADA), total_pages=4, max_sequence_tokens=100)
+    assert engine.model_config.max_sequence_tokens == 100
+    with pytest.raises(ConfigurationError, match="SANGAM_MAX_SEQUENCE_TOKENS: 5000 is more"):
+        load_engine(str(LLADA), total_pages=4, max_sequence_tokens=5000)
+
+
 def test_a_random_model_of_another_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="random:llada-100m"):
         load_engine("random:nothing", total_pages=4)
@@ -339,6 +346,39 @@ def test_a_random_model_of_another_name_is_refused() -> None:
 def test_random_models_have_the_size_of_their_name(name: str, billions: float) -> None:
     config = random_config(f"random:{name}")
     assert config.num_parameters / 1e9 == pytest.approx(billions, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("llada-8b", 8_015_581_184), ("dream-7b", 7_615_616_512)]
+)
+def test_the_published_shapes_have_the_published_number_of_parameters(
+    name: str, parameters: int
+) -> None:
+    config = random_config(f"random:{name}")
+    weights = Weights(config, torch.bfloat16, torch.device("meta"))  # nothing is allocated
+    assert _num_elements(weights) == config.num_parameters == parameters
+    assert len(weights.layers) == {"llada-8b": 32, "dream-7b": 28}[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        (
+            "llada-8b",
+            {"vocab_size": 126464, "num_heads": 32, "num_kv_heads": 32, "hidden_size": 4096}
+            | {"mlp_size": 12288, "mask_id": 126336, "has_qkv_bias": False},
+        ),
+        (
+            "dream-7b",
+            {"vocab_size": 152064, "num_heads": 28, "num_kv_heads": 4, "hidden_size": 3584}
+            | {"mlp_size": 18944, "mask_id": 151666, "has_qkv_bias": True},
+        ),
+    ],
+)
+def test_the_published_shapes_are_the_published_ones(name: str, published: dict[str, Any]) -> None:
+    config = random_config(f"random:{name}")
+    assert {field: getattr(config, field) for field in published} == published
+    assert (config.head_dim, config.ties_head) == (128, False)
 
 
 def test_the_number_of_parameters_is_that_of_the_tensors() -> None:

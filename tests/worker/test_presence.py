@@ -40,7 +40,12 @@ def becomes_ready(worker: Worker) -> "asyncio.Future[None]":
 
 
 async def test_a_worker_registers_says_so_and_is_ready(server: RedisServer, watch: Watch) -> None:
-    settings = {"worker_id": "w", "role": Role.PREFILL, "tau_tokens_prefill": 77}
+    settings = {
+        "worker_id": "w",
+        "role": Role.PREFILL,
+        "tau_tokens_prefill": 77,
+        "quantization": "fp8",
+    }
     async with a_worker(redis_url=server.url, **settings) as worker, a_client() as client:
         assert await watch.woken() == "w"
         lease = await watch.lease("w")
@@ -49,7 +54,8 @@ async def test_a_worker_registers_says_so_and_is_ready(server: RedisServer, watc
         assert (lease.role, lease.boot_role) == (Role.PREFILL, Role.PREFILL)
         assert lease.epoch == worker.standing.epoch
         assert (lease.free_pages, lease.total_pages, lease.page_tokens) == (64, 64, 16)
-        assert (lease.model, lease.block_length, lease.tau_tokens) == ("small", 32, 77)
+        assert (lease.model, lease.quantization) == ("small", "fp8")
+        assert (lease.block_length, lease.tau_tokens) == (32, 77)
         assert not lease.is_draining
         assert await watch.redis.smembers(watch.keys.workers) == {"w"}
         assert 0 < await watch.redis.pttl(watch.keys.worker("w")) <= 5000

@@ -12,7 +12,7 @@ from torch import Tensor
 from sangam_core.decoding import UnmaskingRule
 from sangam_core.rules import Family
 from sangam_worker.models.config import read_model_config
-from sangam_worker.sampling.candidates import Draw, Measure, propose
+from sangam_worker.sampling.candidates import ROWS_AT_ONCE, Draw, Measure, propose
 from sangam_worker.sampling.noise import gumbel, noise_key, uniform
 from sangam_worker.sampling.sampler import Sampler, compared_threshold
 
@@ -47,6 +47,19 @@ def frequencies(probabilities: Sequence[float], draw: Draw, num_draws: int = 200
     rows = logits_of(probabilities).expand(num_draws, -1)
     tokens, _ = propose(rows, draw, keys_for(num_draws), MASK)
     return (torch.bincount(tokens, minlength=len(probabilities)) / num_draws).tolist()
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.7, "top_p": 0.9}])
+def test_many_rows_are_proposed_as_few_are(family: Family, changes: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn((2 * ROWS_AT_ONCE + 16, 40), generator=generator)
+    draw, keys = a_draw(family, **changes), keys_for(len(rows))
+    together = torch.stack([each.double() for each in propose(rows, draw, keys, MASK)])
+    for start in range(0, len(rows), 16):
+        some = slice(start, start + 16)
+        apart = propose(rows[some], draw, keys[some], MASK)
+        assert torch.equal(together[:, some], torch.stack([each.double() for each in apart]))
 
 
 # -- greedy ----------------------------------------------------------------------------------

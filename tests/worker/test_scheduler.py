@@ -628,3 +628,42 @@ def test_an_adaptive_budget_counts_what_waits_and_forgets_what_has_gone() -> Non
     adaptive.carried_tokens = 0
     # Nothing is left of what waited: 16 + 16 / 8 less 8 for the decode are too few for it.
     assert names(adaptive.next_plan()) == ["old"]
+
+
+# -- the bound on an iteration ----------------------------------------------------------------
+
+
+def test_a_full_batch_holds_prefills_back_until_a_block_has_left() -> None:
+    scheduler = a_scheduler(max_batch_blocks=2)
+    for number in range(3):
+        scheduler.submit(a_state(f"r{number}", arrival=number))
+    first = scheduler.next_plan()
+    assert names(first) == ["r0", "r1"]
+    ran(scheduler, first, {"r0": {8: 6}, "r1": {8: 6}})
+    second = scheduler.next_plan()
+    assert names(second) == ["r0", "r1"]
+    ran(scheduler, second, {"r0": dict.fromkeys(range(9, 16), 6), "r1": {9: 6}})
+    assert names(scheduler.next_plan()) == ["r1", "r2"]
+
+
+def test_waiting_for_room_in_the_batch_earns_no_credit() -> None:
+    scheduler = a_scheduler(max_batch_blocks=1)
+    for number in range(2):
+        scheduler.submit(a_state(f"r{number}", arrival=number))
+    carried = []
+    for _ in range(3):
+        ran(scheduler, scheduler.next_plan(), {"r0": {}})
+        carried.append(scheduler.carried_tokens)
+    assert carried == [0, 0, 0]
+
+
+def test_transferred_decodes_join_a_full_batch_only_when_a_block_has_left() -> None:
+    scheduler = a_scheduler(max_batch_blocks=1)
+    for number in range(2):
+        state = arriving(f"r{number}", arrival=number, num_left=2)
+        assert scheduler.reserve(state)
+        scheduler.arrived(state.key)
+    first = scheduler.next_plan()
+    assert names(first) == ["r0"]
+    ran(scheduler, first, 2)
+    assert names(scheduler.next_plan()) == ["r1"]

@@ -100,6 +100,7 @@ async def test_blocks_of_one_pair_take_turns_and_all_arrive() -> None:
         for first, second, ids in zip(firsts, seconds, sequences, strict=True):
             assert first.tokens() + second.tokens() == toy_answer(ids, BLOCK_0)
         assert (sender.exchange.num_pairs, receiver.exchange.num_pairs) == (1, 1)
+        assert await client.metric(sender, "sangam_worker_kv_pairs") == 1
         assert await client.is_idle(sender)
         assert await client.is_idle(receiver)
 
@@ -179,7 +180,7 @@ async def test_workers_with_other_kv_or_another_model_do_not_exchange_it() -> No
             ({"model": "other"}, "model"),
             ({"kv": geometry.model_copy(update={"num_layers": 3})}, "KV geometry"),
             ({"kv": geometry.model_copy(update={"dtype": "bfloat16"})}, "KV geometry"),
-            ({"transport": "nccl"}, "transport"),
+            ({"transport": "nccl"}, "SANGAM_KV_TRANSPORT"),
             ({"num_pages": 5}, "pages"),
         ):
             body = good.model_copy(update=changes).model_dump_json()

@@ -8,11 +8,7 @@ from sangam_core.errors import ConfigurationError
 from sangam_core.placement import Role
 from sangam_core.settings import read_settings, variables
 from sangam_worker.__main__ import EXIT_CONFIGURATION, main
-from sangam_worker.models.random_models import random_config
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.sizing import bytes_per_page, pages_of
-
-RANDOM_MODEL = "random:dream-100m"
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +72,12 @@ def test_every_field_says_what_it_means() -> None:
         ({"DTYPE": "float8"}, "SANGAM_DTYPE"),
         ({"INTERNAL_TOKEN": ""}, "SANGAM_INTERNAL_TOKEN"),
         ({"TOTAL_PAGES": "10", "POOL_BYTES": "10"}, "SANGAM_POOL_BYTES"),
+        ({"ATTENTION": "magic"}, "SANGAM_ATTENTION"),
+        ({"GPU_MEMORY_UTILIZATION": "90"}, "SANGAM_GPU_MEMORY_UTILIZATION"),
+        ({"GPU_MEMORY_UTILIZATION": "0"}, "SANGAM_GPU_MEMORY_UTILIZATION"),
+        ({"MAX_BATCH_BLOCKS": "0"}, "SANGAM_MAX_BATCH_BLOCKS"),
+        ({"MAX_SEQUENCE_TOKENS": "0"}, "SANGAM_MAX_SEQUENCE_TOKENS"),
+        ({"CUDA_GRAPHS": "often"}, "SANGAM_CUDA_GRAPHS"),
         ({"TOTAL_PAGES": "0"}, "SANGAM_TOTAL_PAGES"),
         ({"LEASE_SECONDS": "1.5"}, "SANGAM_LEASE_SECONDS"),
         ({"HOST": "0.0.0.0"}, "SANGAM_ADVERTISE_HOST"),
@@ -90,6 +92,46 @@ def test_a_bad_value_is_refused_by_its_variable_s_name(
 ) -> None:
     said = problem_with(monkeypatch, **env)
     assert word in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("device", "env", "format_and_backend"),
+    [
+        ("cpu", {}, ("float32", "torch")),
+        ("cpu", {"DTYPE": "bfloat16"}, ("bfloat16", "torch")),
+        ("cuda", {}, ("bfloat16", "flashinfer")),
+        ("cuda:3", {"ATTENTION": "flashinfer-fa2"}, ("bfloat16", "flashinfer-fa2")),
+        ("cuda:0", {"DTYPE": "float32", "ATTENTION": "torch"}, ("float32", "torch")),
+    ],
+)
+def test_format_and_attention_follow_the_device_unless_they_are_set(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    env: dict[str, str],
+    format_and_backend: tuple[str, str],
+) -> None:
+    for name, value in {"DEVICE": device, **env}.items():
+        monkeypatch.setenv(f"SANGAM_{name}", value)
+    settings = read_settings(WorkerSettings)
+    assert (settings.number_format, settings.attention_backend) == format_and_backend
+
+
+@pytest.mark.parametrize(
+    ("env", "fix"),
+    [
+        ({"ATTENTION": "flashinfer"}, "SANGAM_DEVICE to cuda:0"),
+        ({"ATTENTION": "flashinfer-fa3"}, "SANGAM_ATTENTION to auto"),
+        ({"DEVICE": "cuda:0", "DTYPE": "float32"}, "SANGAM_DTYPE to bfloat16"),
+        ({"DEVICE": "cuda:0", "DTYPE": "float32"}, "SANGAM_ATTENTION to torch"),
+        ({"KV_TRANSPORT": "nccl"}, "SANGAM_KV_TRANSPORT to auto"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_with_the_fix(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], fix: str
+) -> None:
+    said = problem_with(monkeypatch, **env)
+    assert fix in said
     assert "\n" not in said
 
 
@@ -108,21 +150,3 @@ def test_the_process_says_what_is_wrong_and_ends_with_status_2(
     said = capsys.readouterr().err
     assert said.startswith("sangam_worker: SANGAM_ROLE: ")
     assert said.count("\n") == 1
-
-
-def test_pool_bytes_are_cut_down_to_whole_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    page_bytes = bytes_per_page(random_config(RANDOM_MODEL), "float32")
-    monkeypatch.setenv("SANGAM_MODEL", RANDOM_MODEL)
-    monkeypatch.setenv("SANGAM_POOL_BYTES", str(3 * page_bytes + 1))
-    assert pages_of(read_settings(WorkerSettings)) == 3
-    monkeypatch.setenv("SANGAM_DTYPE", "bfloat16")
-    assert pages_of(read_settings(WorkerSettings)) == 6
-    monkeypatch.setenv("SANGAM_POOL_BYTES", "1024")
-    with pytest.raises(ConfigurationError, match="SANGAM_POOL_BYTES"):
-        pages_of(read_settings(WorkerSettings))
-
-
-def test_pages_may_be_set_or_left_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pages_of(read_settings(WorkerSettings)) == 2048
-    monkeypatch.setenv("SANGAM_TOTAL_PAGES", "7")
-    assert pages_of(read_settings(WorkerSettings)) == 7

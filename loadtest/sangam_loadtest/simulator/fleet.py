@@ -72,8 +72,8 @@ class Fleet:
             self._serve_decodes()
 
     def release(self, worker: int, *, tokens: int = 0, pages: int = 0) -> None:
-        """Take load or pages off a worker: an iteration has run, a block has left."""
-        self._change(worker, tokens=-tokens, pages=-pages)
+        """Take load, or all pages of a block, off a worker: an iteration has run, it has left."""
+        self._change(worker, tokens=-tokens, pages=-pages, blocks=-1 if pages else 0)
         if pages and self._loads[worker].role.can_decode:
             self._serve_decodes()
         self._serve_prefills()
@@ -111,16 +111,19 @@ class Fleet:
 
     def _reserve(self, waiting: _Waiting, found: WorkerLoad, *, tokens: int) -> None:
         number = self._number_of[found.worker_id]
-        self._change(number, tokens=tokens, pages=waiting.demand.num_pages)
+        pages = waiting.demand.num_pages
+        self._change(number, tokens=tokens, pages=pages, blocks=1 if pages else 0)
         waiting.placed(number)
 
-    def _change(self, number: int, *, tokens: int, pages: int) -> None:
+    def _change(self, number: int, *, tokens: int, pages: int, blocks: int) -> None:
         load = self._loads[number]
         changed = replace(
             load,
             outstanding_prefill_tokens=load.outstanding_prefill_tokens + tokens,
             free_pages=load.free_pages - pages,
+            num_blocks=load.num_blocks + blocks,
         )
         assert changed.outstanding_prefill_tokens >= 0, f"{load.worker_id}: load below 0"
+        assert changed.num_blocks >= 0, f"{load.worker_id}: blocks below 0"
         assert 0 <= changed.free_pages <= changed.total_pages, f"{load.worker_id}: pages"
         self._loads[number] = changed

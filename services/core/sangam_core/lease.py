@@ -96,6 +96,7 @@ class WorkerLease(WireModel):
         url: base of its internal API, e.g. ``http://10.0.0.7:21034``.
         total_pages: its KV pool; free_pages: as its own allocator counts them.
         model: what it serves; routers give it work only for the same model.
+        quantization: in which numbers it multiplies; routers show it, and say where a fleet mixes.
         max_sequence_tokens: the model's limit on prompt + L.
         carried_tokens: the scheduler's deficit S, as of the heartbeat.
     """
@@ -110,6 +111,7 @@ class WorkerLease(WireModel):
     version: str = ""
     name: str = ""
     node: str = ""
+    quantization: str = "none"
     is_draining: bool = False
     total_pages: int
     free_pages: int

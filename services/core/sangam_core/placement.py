@@ -41,6 +41,8 @@ class WorkerLoad:
         free_pages: the pool less every reservation.
         total_pages: the pool.
         is_draining: takes no new work (shutdown, or a role switch under way).
+        num_blocks: blocks that hold pages on it; one that is being handed over holds some on both
+            sides. 0 where no decision looks at it (``placements.counts_blocks``).
     """
 
     worker_id: str
@@ -50,6 +52,7 @@ class WorkerLoad:
     free_pages: int
     total_pages: int
     is_draining: bool = False
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

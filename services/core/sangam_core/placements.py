@@ -59,9 +59,7 @@ def _predicted_delay(worker: WorkerLoad, demand: Demand) -> float:
     tokens = worker.outstanding_prefill_tokens + demand.cost_tokens
     if worker.role is Role.PREFILL:
         return tokens
-    held = worker.total_pages - worker.free_pages
-    num_blocks = held / demand.num_pages if demand.num_pages else 0.0
-    return tokens * (_COLOCATED_SLOWDOWN + _SLOWDOWN_PER_BLOCK * num_blocks)
+    return tokens * (_COLOCATED_SLOWDOWN + _SLOWDOWN_PER_BLOCK * worker.num_blocks)
 
 
 def place_decode_aware(
@@ -102,6 +100,11 @@ PLACEMENTS: dict[str, PrefillPlacement] = {
 """Prefill placements by the name that settings have."""
 
 
+def counts_blocks(policy: PlacementPolicy) -> bool:
+    """Whether a decision by this policy looks at ``WorkerLoad.num_blocks``."""
+    return policy.name == SHORTEST_DELAY or policy.max_blocks_per_decoder != math.inf
+
+
 def place(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> WorkerLoad | None:
     """Choose the worker for a (re-)prefill by the policy's placement, unless the fleet is full.
 
@@ -117,14 +120,13 @@ def is_full(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> bool:
     """Whether a new request has to wait for older ones to finish: a bound on multiprogramming.
 
     Decodes share a worker, so that every request taken on slows all others, while from some 8 to
-    16 blocks on a pass gains nothing by another one. Requests that have begun are never held up.
-    What the fleet holds is told by its pages, in blocks of the demand's size: right where requests
-    are of one size (a fixed L), while a short one among long ones waits until little is left.
-    Replicas of the router may overshoot together by a request each.
+    16 blocks on a pass gains nothing by another one. Requests that have begun are never held up,
+    and those without pages (the strategy ``none``) neither count nor wait. Replicas of the router
+    may overshoot together by a request each.
     """
     if policy.max_blocks_per_decoder == math.inf or not demand.num_pages:
         return False
     active = [worker for worker in fleet.workers if not worker.is_draining]
     num_decoders = sum(worker.role.can_decode for worker in active)
-    held = sum(worker.total_pages - worker.free_pages for worker in active)
-    return held >= policy.max_blocks_per_decoder * num_decoders * demand.num_pages
+    num_blocks = sum(worker.num_blocks for worker in active)
+    return num_blocks >= policy.max_blocks_per_decoder * num_decoders

@@ -8,6 +8,7 @@ accepts a request, drivers follow ``lost`` while a block runs.
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -108,6 +109,21 @@ class FleetView:
         if not self._prefillers(active):
             return "no worker that takes prefills is ready"
         return None
+
+    def remark(self) -> str | None:
+        """What people should know although requests are served; None when there is nothing.
+
+        Workers that differ in quantization are used alike: their KV has one format, and prefills
+        gain more from FP8 than decodes lose by it.
+        """
+        numbers = Counter(lease.quantization for lease in self.leases.values())
+        if len(numbers) < 2:
+            return None
+        told = ", ".join(f"{count} with {name!r}" for name, count in sorted(numbers.items()))
+        return (
+            f"workers differ in SANGAM_QUANTIZATION ({told}): "
+            "an answer may depend on where its blocks run"
+        )
 
     @property
     def is_ready(self) -> bool:

@@ -84,6 +84,7 @@ class FleetReport(Collector):
         return {
             "is_ready": self._fleet.is_ready,
             "problem": self._fleet.problem(),
+            "remark": self._fleet.remark(),
             "is_redis_reachable": self._ledger.is_reachable,
             "router": self._ledger.owner,
             "workers": [self._worker(worker) for worker in workers],
@@ -151,6 +152,7 @@ class FleetReport(Collector):
             "carried_tokens": lease.carried_tokens,
             "tau_tokens": lease.tau_tokens,
             "model": lease.model,
+            "quantization": lease.quantization,
             "protocol": lease.protocol,
             "version": lease.version,
         }

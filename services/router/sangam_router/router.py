@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from sangam_core.placements import counts_blocks
 from sangam_router.driver import Driver, DriverLimits
 from sangam_router.fleet import FleetView
 from sangam_router.fleet_report import FleetReport
@@ -141,6 +142,7 @@ def _ledger(settings: RouterSettings, redis: Client) -> Ledger:
         namespace=settings.redis_namespace,
         router_id=settings.router_id,
         model=settings.model,
+        counts_blocks=counts_blocks(settings.policy),
         lease_seconds=settings.router_lease_seconds,
         poll_seconds=settings.poll_seconds,
     )

@@ -101,9 +101,10 @@ class RouterSettings(ServiceSettings):
     delay), ``decode_aware``."""
     max_blocks_per_decoder: Annotated[float, Field(gt=0)] = math.inf
     """New requests wait while the fleet holds this many blocks for each worker that can decode;
-    those that have begun go on. Shortens the tail of latencies under overload where requests are
-    of one size (a fixed mask buffer, see ``loadtest/reproduction``); where sizes mix, short ones
-    wait too long. Infinite: no bound, as in the paper."""
+    those that have begun go on. Shortens the tail of latencies under overload (see
+    ``loadtest/reproduction``). While routers with the bound and without it (or of a version that
+    counts no blocks) run beside each other, the latter's blocks are not counted: until they are
+    gone, more is let in. Infinite: no bound, as in the paper."""
     overflow: bool = True
     """Whether prefills may overflow to colocated workers at all; off is static disaggregation."""
 

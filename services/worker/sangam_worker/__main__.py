@@ -10,16 +10,14 @@ import contextlib
 import signal
 import sys
 
-import structlog
-
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
-from sangam_worker.engine import Engine, load_engine
-from sangam_worker.kernels import kernels_note
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import load_engine
 from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.sizing import pages_of
+from sangam_worker.sizing import config_of, pages_on_cpu
 from sangam_worker.transfer.gloo import GlooTransport
 
 EXIT_CONFIGURATION = 2
@@ -30,8 +28,6 @@ EXIT_HURRIED = 1
 """A second signal cut the drain short."""
 
 _LOOK_SECONDS = 0.5
-
-log = structlog.get_logger(__name__)
 
 
 def main() -> int:
@@ -44,8 +40,6 @@ def main() -> int:
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
         if settings.port_file is not None:  # of an earlier process, whose port may be another's
             settings.port_file.unlink(missing_ok=True)
-        if (note := kernels_note()) is not None:
-            log.info("kernels", note=note)
         return asyncio.run(_serve(settings, _load(settings)))
     except ConfigurationError as error:
         print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201
@@ -55,9 +49,13 @@ def main() -> int:
 def _load(settings: WorkerSettings) -> Engine:
     return load_engine(
         settings.model,
-        dtype=settings.dtype,
+        dtype=settings.number_format,
         device=settings.device,
-        total_pages=pages_of(settings),
+        total_pages=pages_on_cpu(settings, config_of(settings)),
+        quantization=settings.quantization,
+        attention=settings.attention_backend,
+        operators="flashinfer" if settings.uses_flashinfer else "torch",
+        max_sequence_tokens=settings.max_sequence_tokens,
     )
 
 

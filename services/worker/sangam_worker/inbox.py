@@ -1,8 +1,8 @@
 """What other threads ask of the GPU thread, and the lock on its books.
 
-Decides what is carried out between two iterations and what beside a running one. The books are the
-scheduler and the tracked blocks: whoever reads or changes them holds the lock, and the GPU thread
-lets go of it while the engine computes. Used by ``loop`` only.
+Decides what is carried out between two iterations and what beside a running one. Whoever reads or
+changes the books holds the lock, and the GPU thread lets go of it while the engine computes. Used
+by ``loop`` only.
 """
 
 import threading
@@ -20,11 +20,11 @@ class Inbox:
     """Commands for the GPU thread, in order.
 
     Attributes:
-        books: the lock on what commands change.
+        lock: on the books: whoever reads or changes them holds it.
     """
 
     def __init__(self) -> None:
-        self.books = threading.Lock()
+        self.lock = threading.Lock()
         self._commands: SimpleQueue[Command] = SimpleQueue()
 
     def put(self, command: Command) -> None:
@@ -49,7 +49,7 @@ class Inbox:
         yet: what was put before may change it, so it is worked out again after that, between two
         iterations.
         """
-        with self.books:
+        with self.lock:
             found = answer()
         if found is None:
             return self.ask(answer)
@@ -73,7 +73,7 @@ class Inbox:
             pass
 
     def _carry_out(self, command: Command) -> None:
-        with self.books:
+        with self.lock:
             command()
 
 

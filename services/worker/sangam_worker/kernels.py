@@ -1,27 +1,120 @@
-"""What the worker's start says about FlashInfer's kernels: here already, or compiled on first use.
+"""Compiles what is missing of FlashInfer's kernels before a worker takes requests.
 
-Compiling takes a minute or more, in which a first request seems to hang; whoever reads the log
-should know. Decides nothing, and imports neither FlashInfer nor torch. Called by ``__main__``.
+Compiling takes minutes, in which a first request would seem to hang: it happens at the start, with
+progress, and is kept in FlashInfer's cache (``FLASHINFER_WORKSPACE_BASE``). Decides how many
+compilers run at a time: each takes gigabytes, and a container has fewer than its node. Called by
+``start``; which kernels there are is ``flashinfer_kernels``' business.
 """
 
-import importlib.util
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
+
+import structlog
+
+from sangam_core.errors import ConfigurationError
+from sangam_worker.progress import Reports
+
+log = structlog.get_logger(__name__)
+
+_COMPILER_BYTES = 4 * 2**30
+"""Of one nvcc on FlashInfer's attention templates, generously."""
+
+_LOOK_SECONDS = 1.0
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
-def kernels_note(environment: Mapping[str, str] = os.environ) -> str | None:
-    """One sentence; None where FlashInfer is not installed, as in the cpu image.
+class Kernel(Protocol):
+    """One shared library; FlashInfer's ``JitSpec``."""
 
-    The places are FlashInfer's own (its ``jit/env.py``): ``data/aot`` in the package, one folder
-    a kernel, is looked at first; then ``.cache/flashinfer`` under ``FLASHINFER_WORKSPACE_BASE``.
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it came with the installation or is in the cache."""
+        ...
+
+
+KernelT = TypeVar("KernelT", bound=Kernel)
+
+
+def compile_missing(
+    kernels: Sequence[KernelT],
+    build: Callable[[Sequence[KernelT]], None],
+    reports: Reports,
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Have the missing kernels compiled, and say how many are done.
+
+    Raises:
+        ConfigurationError: the compiler failed, or there is none.
     """
-    spec = importlib.util.find_spec("flashinfer")
-    if spec is None or spec.origin is None:
-        return None
-    num_compiled = len(list((Path(spec.origin).parent / "data" / "aot").glob("*/*.so")))
-    cache = Path(environment.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache/flashinfer"
-    kept = f"compiled on first use, which takes 1 to 3 minutes, and kept in {cache}"
-    if num_compiled == 0:
-        return f"no FlashInfer kernel came with the image: each is {kept}"
-    return f"{num_compiled} FlashInfer kernels came with the image; any other is {kept}"
+    missing = [kernel for kernel in kernels if not kernel.is_compiled]
+    if not missing:
+        return
+    base = Path(environment.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
+    log.info(
+        "FlashInfer kernels are compiled, which takes minutes, and kept",
+        kernels=[kernel.name for kernel in missing],
+        cache=str(base / ".cache" / "flashinfer"),
+    )
+    os.environ.setdefault("MAX_JOBS", str(num_compilers(_num_cpus(), _memory_bytes())))
+    failures: list[BaseException] = []
+    work = threading.Thread(
+        target=_caught, args=(build, missing, failures), name="kernels", daemon=True
+    )
+    with reports.task("kernels compiled", len(missing), "libraries") as advance:
+        work.start()
+        num_done = 0
+        while work.is_alive():
+            work.join(_LOOK_SECONDS)
+            num_now = sum(kernel.is_compiled for kernel in missing)
+            advance(num_now - num_done)
+            num_done = num_now
+        if failures:
+            raise ConfigurationError(_complaint(failures[0])) from failures[0]
+
+
+def num_compilers(num_cpus: int, memory_bytes: int) -> int:
+    """Compilers that may run at a time: no more than there are CPUs and memory for."""
+    return max(1, min(num_cpus, memory_bytes // _COMPILER_BYTES))
+
+
+def _caught(
+    build: Callable[[Sequence[KernelT]], None],
+    kernels: Sequence[KernelT],
+    failures: list[BaseException],
+) -> None:
+    try:
+        build(kernels)
+    except Exception as error:  # noqa: BLE001 - handed to the thread that waits
+        failures.append(error)
+
+
+def _complaint(error: BaseException) -> str:
+    """One line; a compiler's output is long, and its first error says most."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower() or "not found" in line.lower()]
+    said = next(iter([*errors, *lines]), type(error).__name__)
+    return (
+        f"FlashInfer's kernels cannot be compiled: {said[:300]}; install the CUDA toolkit (nvcc) "
+        "of torch's CUDA version and a C++ compiler, or set SANGAM_ATTENTION to torch"
+    )
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory_bytes() -> int:
+    """What this process may use: its container's limit, else the machine's memory."""
+    try:
+        return int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -4,12 +4,17 @@ Decides names, labels and buckets. The loop, the service and the transfers repor
 through the methods; ``/metrics`` reads them with ``exposition``. Safe from any thread.
 """
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sangam_core.placement import Role
 from sangam_worker.plan import Plan
+from sangam_worker.tracking import LoopStatus
 
 _ITERATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_GAP_BUCKETS = (0.0001, 0.0002, 0.0003, 0.0004, 0.0006, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+"""A gap of 0.4 ms is 5 % of an 8 ms iteration."""
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _PREFIX = "sangam_worker_"
 
@@ -25,6 +30,11 @@ class WorkerMetrics:
         )
         self._iteration_seconds = self._histogram(
             "iteration_seconds", "Time of an iteration in the engine.", _ITERATION_BUCKETS
+        )
+        self._gap_seconds = self._histogram(
+            "gap_seconds",
+            "Of the time between two outcomes, what the device did not work.",
+            _GAP_BUCKETS,
         )
         self._prefill_tokens = self._counter("prefill_tokens", "Rows of whole-sequence passes.")
         self._decode_tokens = self._counter("decode_tokens", "Rows of decode passes.")
@@ -57,6 +67,10 @@ class WorkerMetrics:
         self._transfer_seconds = self._histogram(
             "transfer_seconds", "Time of a KV transfer.", _WAIT_BUCKETS, "direction"
         )
+        self._pairs = self._gauge("kv_pairs", "Open pairs with other workers, both directions.")
+        self._staging_bytes = self._gauge(
+            "kv_staging_bytes", "Device memory that transfers hold beside the pool."
+        )
         self._role = self._gauge("role", "1 for the role in force.", "role")
         self._is_draining = self._gauge("is_draining", "1 while no new block is taken.")
         self._role_switches = self._counter("role_switches", "Role switches that ended.")
@@ -75,20 +89,23 @@ class WorkerMetrics:
         self._total_pages.set(total_pages)
         self._tau_tokens.set(tau_tokens)
 
-    def queues_are(
-        self, *, waiting: int, running: int, blocks: int, free_pages: int, carried_tokens: int
-    ) -> None:
+    def queues_are(self, status: LoopStatus) -> None:
         """The scheduler's state between two iterations."""
-        self._waiting.set(waiting)
-        self._running.set(running)
-        self._blocks_here.set(blocks)
-        self._free_pages.set(free_pages)
-        self._carried_tokens.set(carried_tokens)
+        self._waiting.set(status.num_waiting)
+        self._running.set(status.num_running)
+        self._blocks_here.set(status.num_blocks)
+        self._free_pages.set(status.free_pages)
+        self._carried_tokens.set(status.carried_tokens)
 
-    def iteration_ran(self, plan: Plan, seconds: float, committed_tokens: int) -> None:
-        """An iteration ended well."""
+    def iteration_ran(
+        self, plan: Plan, seconds: float, committed_tokens: int, gap_seconds: float | None
+    ) -> None:
+        """An iteration ended well. ``gap_seconds``: how long the device stood still for it,
+        ``None`` where it had had nothing to do before."""
         self._iterations.inc()
         self._iteration_seconds.observe(seconds)
+        if gap_seconds is not None:
+            self._gap_seconds.observe(gap_seconds)
         self._prefill_tokens.inc(plan.num_prefill_tokens)
         self._decode_tokens.inc(plan.num_decode_tokens)
         self._committed_tokens.inc(committed_tokens)
@@ -123,6 +140,11 @@ class WorkerMetrics:
     def transfer_failed(self, direction: str, reason: str) -> None:
         """A transfer failed or was refused."""
         self._transfer_failures.labels(direction, reason).inc()
+
+    def transfers_hold(self, pairs: Callable[[], int], staging_bytes: Callable[[], int]) -> None:
+        """What to ask, whenever metrics are read, for what open pairs hold."""
+        self._pairs.set_function(pairs)
+        self._staging_bytes.set_function(staging_bytes)
 
     def standing_is(self, role: Role, *, is_draining: bool) -> None:
         """Role and admission as they are now."""

@@ -5,6 +5,7 @@ Both are frozen and complete at birth. No torch, no clock: the simulator reads t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sangam_core.decoding import Commit, Decoding
 from sangam_core.wire import BlockKey
@@ -74,3 +75,21 @@ class Outcome:
 
     iteration: int
     passes: tuple[PassOutcome, ...]
+
+
+class Launched(Protocol):
+    """An iteration that the device works on.
+
+    Attributes:
+        device_seconds: from the device's first operation to the end of the copy, once ``outcome``
+            has returned. ``None`` on a CPU, where host and device are one.
+    """
+
+    @property
+    def device_seconds(self) -> float | None:
+        """See above."""
+        ...
+
+    def outcome(self) -> Outcome:
+        """Wait for the device's one copy to the host, then apply the rules. To be called once."""
+        ...

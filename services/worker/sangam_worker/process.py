@@ -107,6 +107,7 @@ class Worker:
             "worker serves",
             role=self.standing.role,
             model=settings.model,
+            quantization=settings.quantization,
             total_pages=self._engine.kv_pool.total_pages,
             url=self.url,
             epoch=self.standing.epoch,
@@ -153,6 +154,7 @@ class Worker:
             tau_tokens=settings.tau_tokens(settings.role),
             transferred_decode_share=settings.transferred_decode_share,
             admission=settings.admission,
+            max_batch_blocks=settings.max_batch_blocks,
         )
         self.loop = EngineLoop(
             engine,
@@ -171,6 +173,10 @@ class Worker:
             ask_sender=self._peers.ask_sender,
             metrics=metrics,
             deadline_seconds=settings.transfer_deadline_seconds,
+        )
+        metrics.transfers_hold(
+            pairs=lambda: self.exchange.num_pairs,
+            staging_bytes=lambda: self._transport.staging_bytes,
         )
         self.service.attach(self.loop, self.exchange)
         self.control = RoleControl(
@@ -240,6 +246,7 @@ class Worker:
             version=_version(),
             name=settings.worker_name or standing.worker_id,
             node=settings.node_name,
+            quantization=settings.quantization,
             is_draining=standing.is_draining,
             total_pages=self._engine.kv_pool.total_pages,
             free_pages=status.free_pages,

@@ -23,6 +23,9 @@ from sangam_worker.block_state import BlockState, Stage
 from sangam_worker.pages import PageAllocator
 from sangam_worker.plan import Outcome, Pass, PassOutcome, Plan
 
+UNBOUNDED = 2**31
+"""As ``max_batch_blocks``: pages alone bound an iteration, as in the simulator."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -57,6 +60,8 @@ class Scheduler:
             that is older than the waiting prefill joins at once, and one that alone is over the
             share lets the idle rule admit the prefill first, so neither side starves.
         admission: which tau an iteration gets, by name (``sangam_core.admission``).
+        max_batch_blocks: most passes of an iteration: what bounds its memory, where many short
+            sequences fit the pages. A full batch holds prefills back as full pages do.
     """
 
     def __init__(
@@ -67,10 +72,12 @@ class Scheduler:
         tau_tokens: int,
         transferred_decode_share: float = 0.75,
         admission: str = DEFICIT,
+        max_batch_blocks: int = UNBOUNDED,
     ) -> None:
         self.mask_id = mask_id
         self.tau_tokens = tau_tokens
         self.transferred_decode_share = transferred_decode_share
+        self.max_batch_blocks = max_batch_blocks
         self.pages = PageAllocator(total_pages)
         self.carried_tokens = 0
         self._budget = ADMISSION_POLICIES[admission]
@@ -223,7 +230,7 @@ class Scheduler:
             return
         decode_tokens = sum(len(state.next_rows().fed) for state in self._decodes)
         limit = self.transferred_decode_share * self.tau_tokens
-        while self._parked:
+        while self._parked and len(self._decodes) < self.max_batch_blocks:
             state = self._parked[0]
             cost = len(state.next_rows().fed)
             is_younger = bool(self._waiting) and state.order > self._waiting[0].order
@@ -256,10 +263,11 @@ class Scheduler:
         """The waiting prefills from the head to the first that cannot be admitted."""
         budget = iteration_budget(self.carried_tokens, tau_tokens, decode_tokens)
         free = self.pages.num_free
+        room = self.max_batch_blocks - len(self._decodes)
         candidates: list[Candidate] = []
         for state in self._waiting:
             cost = len(state.next_rows().fed)
-            has_pages = state.num_pages <= free
+            has_pages = state.num_pages <= free and len(candidates) < room
             candidates.append(Candidate(cost, has_pages))
             budget -= cost
             free -= state.num_pages

@@ -20,8 +20,9 @@ from sangam_core.wire import (
     Refusal,
 )
 from sangam_worker.block_state import BlockState, block_state_from
-from sangam_worker.loop import EngineLoop, Notice
+from sangam_worker.loop import EngineLoop
 from sangam_worker.metrics import WorkerMetrics
+from sangam_worker.reporting import Notice
 from sangam_worker.standing import Standing
 from sangam_worker.streams import BlockStream, is_last
 

@@ -36,20 +36,48 @@ class WorkerSettings(ServiceSettings):
     changed at run time."""
 
     model: Annotated[str, Field(min_length=1)] = "small"
-    """The checkpoint: a local folder, a Hugging Face id, or ``small`` (shipped with Sangam)."""
+    """The checkpoint: a local folder, a Hugging Face id, ``small`` (shipped with Sangam), or
+    ``random:llada-8b``, ``random:dream-7b``: random weights of that shape, for benchmarks."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of weights and KV. ``float32`` on CPU gives the same bytes everywhere;
-    ``bfloat16`` is what GPUs are for."""
+    ``bfloat16`` is what GPUs are for. ``auto``: the one or the other, by device."""
 
     device: Annotated[str, Field(min_length=1)] = "cpu"
     """Torch device of the engine, e.g. ``cpu`` or ``cuda:0``."""
 
+    attention: Literal["auto", "torch", "flashinfer", "flashinfer-fa2", "flashinfer-fa3"] = "auto"
+    """What computes attention and, with it, norms, gates and rotations: ``torch`` (any device) or
+    FlashInfer (a CUDA device, bfloat16), which takes the faster of its kernels FA2 and FA3 unless
+    one is named. ``auto``: FlashInfer on CUDA, torch elsewhere."""
+
+    quantization: Literal["none", "fp8"] = "none"
+    """``fp8``: the layers' products in 8 bits (e4m3, one scale a row), for GPUs from Ada and Hopper
+    on: faster passes and half the weights' memory, for answers that differ (README, FP8). A CPU
+    computes the same rounding, and gains nothing. Workers of a fleet may differ in it."""
+
+    cuda_graphs: bool = True
+    """Whether iterations of decodes alone are replayed as CUDA graphs, captured at the start: a
+    launch takes microseconds then, not 10 ms. Off to look for a bug. Unused with ``torch``."""
+
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Share of the GPU's memory that the worker settles at its start, whatever is in use already
+    included; the rest stays free for what nobody counts. The name is vLLM's."""
+
     total_pages: Annotated[int, Field(ge=1)] | None = None
-    """KV pool, in pages of 16 tokens. Default 2048. Excludes ``pool_bytes``."""
+    """KV pool, in pages of 16 tokens. Default: 2048 on a CPU; on a GPU what weights, graphs and
+    activations leave of its share. Excludes ``pool_bytes``."""
 
     pool_bytes: Annotated[int, Field(ge=1)] | None = None
     """KV pool, in bytes, cut down to whole pages. Excludes ``total_pages``."""
+
+    max_sequence_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Longest sequence (prompt and mask buffer) that the worker takes, in tokens, where the model
+    allows more: the longest one's pass decides how much memory activations need."""
+
+    max_batch_blocks: Annotated[int, Field(ge=1)] = 256
+    """Most blocks in one iteration. It bounds the memory that an iteration needs; a batch as large
+    has gained all that batching gives."""
 
     tau_tokens_prefill: Annotated[int, Field(ge=1)] = 8192
     """Token budget of an iteration while the role is ``prefill``. Large: no decode waits behind
@@ -134,6 +162,15 @@ class WorkerSettings(ServiceSettings):
     """Longest time for one block's KV to move, connecting included, seconds; then that pair is
     given up and the block is prefilled again."""
 
+    kv_transport: Literal["auto", "gloo", "nccl"] = "auto"
+    """What KV moves by between workers, the same on all of a fleet: ``nccl`` (from GPU to GPU) or
+    ``gloo`` (through host memory, slower and in a pass's way). ``auto``: NCCL on CUDA, gloo
+    elsewhere."""
+
+    nccl_max_ctas: Annotated[int, Field(ge=1, le=32)] = 4
+    """Thread blocks that one NCCL send or receive may occupy on the GPU. On an H200 two moved 77
+    GB/s and four 131; a network card moves 50."""
+
     drain_deadline_seconds: Annotated[float, Field(gt=0)] = 30.0
     """Longest time that running blocks get at a role switch or a shutdown, seconds; then they are
     lost here and start again elsewhere."""
@@ -175,6 +212,22 @@ class WorkerSettings(ServiceSettings):
             raise ValueError("SANGAM_TOTAL_PAGES and SANGAM_POOL_BYTES exclude each other")
         if not self.internal_token.get_secret_value():
             raise ValueError("SANGAM_INTERNAL_TOKEN must be set: routers and workers share it")
+        if self.uses_flashinfer and not self.is_on_cuda:
+            raise ValueError(
+                f"SANGAM_ATTENTION {self.attention} needs a CUDA device, and SANGAM_DEVICE is "
+                f"{self.device!r}: set SANGAM_DEVICE to cuda:0, or SANGAM_ATTENTION to auto"
+            )
+        if self.uses_flashinfer and self.number_format == "float32":
+            raise ValueError(
+                f"SANGAM_DTYPE float32 has no FlashInfer kernels (SANGAM_ATTENTION "
+                f"{self.attention} on {self.device}): set SANGAM_DTYPE to bfloat16, or "
+                "SANGAM_ATTENTION to torch"
+            )
+        if self.kv_transport == "nccl" and not self.is_on_cuda:
+            raise ValueError(
+                f"SANGAM_KV_TRANSPORT nccl needs a CUDA device, and SANGAM_DEVICE is "
+                f"{self.device!r}: set SANGAM_DEVICE to cuda:0, or SANGAM_KV_TRANSPORT to auto"
+            )
         if self.lease_seconds < 2 * self.heartbeat_seconds:
             raise ValueError("SANGAM_LEASE_SECONDS must be at least two SANGAM_HEARTBEAT_SECONDS")
         if self.host in _WILDCARD_HOSTS and not self.advertise_host:
@@ -184,6 +237,35 @@ class WorkerSettings(ServiceSettings):
         if self.port_range is not None and not self.ports:
             raise ValueError("SANGAM_PORT_RANGE must be LOW-HIGH with 1 <= LOW <= HIGH <= 65535")
         return self
+
+    @property
+    def is_on_cuda(self) -> bool:
+        """Whether the device is an NVIDIA GPU."""
+        return self.device.partition(":")[0] == "cuda"
+
+    @property
+    def number_format(self) -> Literal["float32", "bfloat16"]:
+        """``dtype``, decided."""
+        if self.dtype == "auto":
+            return "bfloat16" if self.is_on_cuda else "float32"
+        return self.dtype
+
+    @property
+    def attention_backend(self) -> str:
+        """``attention``, decided."""
+        if self.attention == "auto":
+            return "flashinfer" if self.is_on_cuda else "torch"
+        return self.attention
+
+    @property
+    def uses_flashinfer(self) -> bool:
+        """Whether attention and operators are FlashInfer's."""
+        return self.attention_backend != "torch"
+
+    @property
+    def uses_nccl(self) -> bool:
+        """``kv_transport``, decided."""
+        return self.kv_transport == "nccl" or (self.kv_transport == "auto" and self.is_on_cuda)
 
     @property
     def ports(self) -> range:

@@ -1,24 +1,74 @@
-"""How many KV pages a worker gets: as set, or as many as fit the bytes that are set."""
+"""How much memory a worker of some settings needs, from shapes alone: pages, passes, graphs.
 
+Pure arithmetic: ``start`` settles the GPU's memory with it before anything is allocated,
+and holds it against what was really taken. The counts of live tensors are the transformer's and
+FlashInfer's operators'; a test follows them through a pass.
+"""
+
+from dataclasses import dataclass
+
+from sangam_core.admission import ADMISSION_POLICIES
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.models.config import read_model_config, resolve_model
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
+from sangam_worker.sampling.candidates import ROWS_AT_ONCE
 from sangam_worker.settings import DEFAULT_TOTAL_PAGES, WorkerSettings
 
-_NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
+NUMBER_BYTES = {"float32": 4, "bfloat16": 2}
+
+_MIB = 2**20
+_WORKSPACE_BYTES = 192 * _MIB
+"""FlashInfer's shared workspace (128 MiB) and the plans of the eager wrappers, 8 MiB each."""
+
+_LIBRARY_BYTES = 512 * _MIB
+"""What CUDA libraries take on their own as they are first used: kernels, which are loaded lazily,
+and cuBLAS's workspaces (32 MiB a stream on Hopper)."""
+
+_ROUNDING = 1.1
+"""The allocator's blocks are larger than tensors, and those of one size do not serve the next."""
+
+_GRAPH_BYTES = 32 * _MIB
+"""Of one captured graph beside its tensors: its nodes, and two wrappers' plans."""
+
+_DRAWN_ENTRY_BYTES = 64
+"""Of an entry of the vocabulary in a row that is drawn with noise: 46 are ``candidates``', the
+rest a sort's."""
 
 
-def pages_of(settings: WorkerSettings) -> int:
-    """Pages of the pool.
+@dataclass(frozen=True, slots=True)
+class LargestIteration:
+    """The most that one iteration can hold: packed rows, rows that want logits, passes."""
+
+    num_rows: int
+    num_head_rows: int
+    num_blocks: int
+
+
+def config_of(settings: WorkerSettings) -> ModelConfig:
+    """The model in the engine's terms, its sequences limited as set. No tensor is read.
 
     Raises:
-        ConfigurationError: the bytes do not hold one page, or the model cannot be read.
+        ConfigurationError: it cannot be found or read, or does not allow sequences as long.
+    """
+    model = settings.model
+    if model.startswith(RANDOM_PREFIX):
+        config = random_config(model)
+    else:
+        config = read_model_config(resolve_model(model), name=model)
+    return config.shortened(settings.max_sequence_tokens)
+
+
+def pages_set(settings: WorkerSettings, config: ModelConfig) -> int | None:
+    """Pages of the pool as the settings have them; ``None`` where they say nothing.
+
+    Raises:
+        ConfigurationError: the bytes do not hold one page.
     """
     if settings.pool_bytes is None:
-        return settings.total_pages or DEFAULT_TOTAL_PAGES
-    page_bytes = bytes_per_page(_config_of(settings.model), settings.dtype)
+        return settings.total_pages
+    page_bytes = bytes_per_page(config, settings.number_format)
     if settings.pool_bytes < page_bytes:
         raise ConfigurationError(
             f"SANGAM_POOL_BYTES: {settings.pool_bytes} bytes do not hold one page of {page_bytes}"
@@ -26,13 +76,71 @@ def pages_of(settings: WorkerSettings) -> int:
     return settings.pool_bytes // page_bytes
 
 
-def bytes_per_page(config: ModelConfig, dtype: str) -> int:
+def pages_on_cpu(settings: WorkerSettings, config: ModelConfig) -> int:
+    """Pages of the pool where memory is not settled. ``ConfigurationError`` as ``pages_set``."""
+    return pages_set(settings, config) or DEFAULT_TOTAL_PAGES
+
+
+def bytes_per_page(config: ModelConfig, number_format: str) -> int:
     """Bytes of one page across all layers: K and V of 16 tokens."""
     numbers = 2 * PAGE_TOKENS * config.num_kv_heads * config.head_dim
-    return config.num_layers * numbers * _NUMBER_BYTES[dtype]
+    return config.num_layers * numbers * NUMBER_BYTES[number_format]
 
 
-def _config_of(model: str) -> ModelConfig:
-    if model.startswith(RANDOM_PREFIX):
-        return random_config(model)
-    return read_model_config(resolve_model(model), name=model)
+def weight_bytes(config: ModelConfig, number_format: str) -> int:
+    """Bytes of the model's tensors and of its table of rotations."""
+    table = 2 * 4 * config.max_sequence_tokens * config.head_dim
+    return config.num_parameters * NUMBER_BYTES[number_format] + table
+
+
+def largest_iteration(settings: WorkerSettings, config: ModelConfig) -> LargestIteration:
+    """The largest iteration that the scheduler can build, in any role.
+
+    Algorithm 1 carries less than the head's cost, so that decodes and prefills together stay below
+    the longest sequence and tau. Decodes with the ``prefix`` cache that were transferred feed more
+    rows than counted here; so many of them at a time are not provided for.
+    """
+    policy, longest = ADMISSION_POLICIES[settings.admission], config.max_sequence_tokens
+    widest = max(settings.tau_tokens_prefill, settings.tau_tokens_decode)
+    tau = policy(max(widest, settings.tau_tokens_colocated), 0, 2**62)
+    decode_rows = settings.max_batch_blocks * settings.block_length
+    num_rows = max(min(longest + tau, settings.max_batch_blocks * longest), decode_rows)
+    return LargestIteration(num_rows, min(num_rows, decode_rows), settings.max_batch_blocks)
+
+
+def activation_bytes(config: ModelConfig, iteration: LargestIteration, number_format: str) -> int:
+    """Memory that an eager iteration of this size takes while it runs, workspaces included."""
+    rows = iteration.num_rows * _bytes_per_row(config, number_format)
+    logits = iteration.num_head_rows * config.vocab_size * NUMBER_BYTES[number_format]
+    drawn = min(ROWS_AT_ONCE, iteration.num_head_rows) * config.vocab_size * _DRAWN_ENTRY_BYTES
+    # The layers' tensors are gone when the head's come.
+    peak = max(rows, iteration.num_rows * 4 * config.hidden_size + logits + drawn)
+    return int(peak * _ROUNDING) + _WORKSPACE_BYTES + _LIBRARY_BYTES
+
+
+def graph_bytes(config: ModelConfig, bucket_rows: list[int], number_format: str) -> int:
+    """Memory that captured decode iterations keep: they share the largest one's tensors.
+
+    Args:
+        bucket_rows: packed rows of each captured size. Every row goes through the head.
+    """
+    if not bucket_rows:
+        return 0
+    largest = max(bucket_rows)
+    logits = config.vocab_size * NUMBER_BYTES[number_format]
+    tensors = largest * (_bytes_per_row(config, number_format) + logits)
+    return int(tensors * _ROUNDING) + len(bucket_rows) * _GRAPH_BYTES
+
+
+def _bytes_per_row(config: ModelConfig, number_format: str) -> int:
+    """Bytes a packed row at the layer's widest place.
+
+    In the MLP: the row and its norm, before and after, what attention gave, gate and up, their
+    product and what comes of it. In attention: the row and its norm, q, k, v and the answers.
+    """
+    hidden, mlp = config.hidden_size, config.mlp_size
+    q = config.num_heads * config.head_dim
+    kv = 2 * config.num_kv_heads * config.head_dim
+    in_mlp = 5 * hidden + q + 3 * mlp
+    in_attention = 2 * hidden + 2 * (q + kv) + q
+    return max(in_mlp, in_attention) * NUMBER_BYTES[number_format]

@@ -1,6 +1,6 @@
 """What the GPU thread knows of a block besides the scheduler's state: times, pins, deadlines.
 
-Plain records and the heap of deadlines; used by ``loop`` only. No clock of its own.
+Plain records and the heap of deadlines; used by ``books``, made by ``loop``. No clock of its own.
 """
 
 import heapq

@@ -46,11 +46,13 @@ def test_a_place_is_load_and_pages_until_they_are_released() -> None:
     asking = Asking("1C", total_pages=10)
     assert asking.prefill("a", pages=4) == 0
     (load,) = asking.fleet.loads
-    assert (load.outstanding_prefill_tokens, load.free_pages) == (COST, 6)
+    assert (load.outstanding_prefill_tokens, load.free_pages, load.num_blocks) == (COST, 6, 1)
     asking.fleet.release(0, tokens=COST)
+    (load,) = asking.fleet.loads
+    assert (load.outstanding_prefill_tokens, load.free_pages, load.num_blocks) == (0, 6, 1)
     asking.fleet.release(0, pages=4)
     (load,) = asking.fleet.loads
-    assert (load.outstanding_prefill_tokens, load.free_pages) == (0, 10)
+    assert (load.outstanding_prefill_tokens, load.free_pages, load.num_blocks) == (0, 10, 0)
 
 
 def test_a_decodes_place_is_pages_alone() -> None:
@@ -58,6 +60,7 @@ def test_a_decodes_place_is_pages_alone() -> None:
     assert asking.decode("a", pages=4) == 1
     assert [load.free_pages for load in asking.fleet.loads] == [10, 6]
     assert asking.fleet.loads[1].outstanding_prefill_tokens == 0
+    assert [load.num_blocks for load in asking.fleet.loads] == [0, 1]
 
 
 @pytest.mark.parametrize("release", [{"tokens": 1}, {"pages": 1}])

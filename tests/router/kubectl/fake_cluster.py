@@ -28,7 +28,7 @@ class FakeCluster:
         dead_routers: pods whose port-forward fails. fail_requests: so many next ones get a 503.
         held_blocks: blocks that a worker holds, by pod name; one goes with each look.
         patches: what was changed, in order.
-        is_watching: whether routers follow the pods.
+        is_watching: whether routers follow the pods. remark: what they say of the fleet.
     """
 
     def __init__(self) -> None:
@@ -42,6 +42,7 @@ class FakeCluster:
         self.fail_requests = 0
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.is_watching = True
+        self.remark: str | None = None
         self.asked: list[str] = []
 
     def add_release(self, release: str = "sangam", **counts: int) -> None:
@@ -134,6 +135,7 @@ class FakeCluster:
         return {
             "is_ready": True,
             "problem": None,
+            "remark": self.remark,
             "workers": workers,
             "incompatible_workers": [],
             "watcher": {"is_enabled": self.is_watching, "is_synced": self.is_watching},

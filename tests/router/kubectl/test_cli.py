@@ -65,6 +65,12 @@ def test_status_shows_refused_wishes(cluster: FakeCluster, run: Run) -> None:
     assert "refused: banana (unknown_role)" in run("status").output
 
 
+def test_status_shows_what_routers_remark(cluster: FakeCluster, run: Run) -> None:
+    cluster.remark = "workers differ in SANGAM_QUANTIZATION"
+    assert cluster.remark in run("status").output
+    assert json.loads(run("status", "-o", "json").output)["problems"] == [cluster.remark]
+
+
 def test_status_without_a_router_shows_the_pods_and_says_what_is_missing(
     cluster: FakeCluster, run: Run
 ) -> None:

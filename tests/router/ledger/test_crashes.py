@@ -152,7 +152,8 @@ VICTIM = """
 
     async def main(url, namespace):
         router = Ledger(
-            connect(url), namespace=namespace, router_id="victim", model="small", lease_seconds=1.0
+            connect(url), namespace=namespace, router_id="victim", model="small", lease_seconds=1.0,
+            counts_blocks=True,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(router.run())

@@ -39,7 +39,8 @@ ROLES = st.sampled_from([Role.COLOCATED, Role.COLOCATED, Role.PREFILL, Role.DECO
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """Two routers, two workers, eight requests."""
+    """Two routers, two workers, eight requests. Router a counts blocks; b, like one of an older
+    version, does not."""
 
     server: RedisServer
 
@@ -59,7 +60,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.redis = connect(self.server.url)
         self.world = World(self.redis, "machine")
         await self.world.empty()
-        self.routers = {name: self.world.router(name) for name in "ab"}
+        self.routers = {name: self._new_router(name) for name in "ab"}
+
+    def _new_router(self, name: str) -> Ledger:
+        return self.world.router(name, counts_blocks=name == "a")
 
     def do(self, work: Awaitable[T]) -> T:
         async def run() -> T:
@@ -99,7 +103,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if isinstance(got, Reservation):
                 self._check_order(line, number)
                 self._check_pages(worker, pages)
-                kinds = {"pages"} if line is Line.DECODE else {"load", "pages"}
+                kinds = {"pages", "blocks"} | ({"load"} if line is Line.PREFILL else set())
                 self.held.append((ledger, got, kinds))
                 self.waiting.pop((line, number), None)
                 return
@@ -144,7 +148,11 @@ class LedgerMachine(RuleBasedStateMachine):
             "both": ledger.release,
         }[kind]
         self.do(call(got))
-        kinds -= {"load", "pages"} if kind == "both" else {kind}
+        kinds -= {
+            "load": {"load"},
+            "pages": {"pages", "blocks"},
+            "both": {"load", "pages", "blocks"},
+        }[kind]
 
     @rule(line=LINES, number=REQUESTS)
     def join(self, line: Line, number: int) -> None:
@@ -169,7 +177,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def kill_router(self, router: str) -> None:
         dead = self.routers[router]
         self.do(self.world.expire(dead))
-        self.routers[router] = self.world.router(router)
+        self.routers[router] = self._new_router(router)
         self.held = [entry for entry in self.held if entry[0] is not dead]
         self.waiting = {key: who for key, who in self.waiting.items() if who is not dead}
 
@@ -212,7 +220,11 @@ class LedgerMachine(RuleBasedStateMachine):
         ) == sorted(
             (ledger.owner, kind, str(got.key), amount)
             for ledger, got, kinds in self.held
-            for kind, amount in (("load", got.cost_tokens), ("pages", got.num_pages))
+            for kind, amount in (
+                ("load", got.cost_tokens),
+                ("pages", got.num_pages),
+                ("blocks", int(ledger.owner == self.routers["a"].owner)),
+            )
             if kind in kinds and amount and (got.worker_id, got.epoch) in epochs
         )
         assert sorted((e.line, e.request_id, e.owner) for e in found.entries) == sorted(

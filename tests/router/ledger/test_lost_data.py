@@ -43,7 +43,7 @@ async def test_everything_held_is_put_back_after_redis_came_back_empty(world: Wo
     await a.heartbeat()
     snapshot = await a.snapshot()
     load = load_of(snapshot)
-    assert (load.outstanding_prefill_tokens, load.free_pages) == (64, 92)
+    assert (load.outstanding_prefill_tokens, load.free_pages, load.num_blocks) == (64, 92, 2)
     assert snapshot.num_waiting == 2
     assert snapshot.fleet.pending_decode_pages == 6
     assert await reserve(b, "young", arrival_seconds=3.0) == Refused(RefusalReason.OLDER_WAITS)
@@ -68,7 +68,7 @@ async def test_any_call_notices_that_redis_is_empty(world: World) -> None:
     await world.empty()
     await world.publish(lease("w"))
     await router.join_line(ticket("r2"))
-    assert len((await world.audit()).records) == 2
+    assert len((await world.audit()).records) == 3
 
 
 async def test_records_wait_for_their_worker_to_come_back(world: World) -> None:
@@ -114,23 +114,28 @@ async def test_restoring_twice_changes_nothing(world: World) -> None:
 
 
 async def test_a_stale_replica_that_took_over_is_mended(world: World) -> None:
-    """Fail-over loses the last writes: here one record made, and one deletion."""
+    """Fail-over loses the last writes: here records made, and a deletion of others."""
     await world.publish(lease("w"))
     router = world.router()
     kept, gone = await reserved(router, "r1"), await reserved(router, "r2")
     prefix = world.keys.prefix
     records = f"{prefix}records:{router.owner}"
-    deleted = await world.redis.hget(records, f"{gone.serial}:pages")
+    place = "w\x1fw-1"
+    deleted = {
+        kind: await world.redis.hget(records, f"{gone.serial}:{kind}")
+        for kind in ("pages", "blocks")
+    }
     await router.release(gone)
-    await world.redis.hset(records, f"{gone.serial}:pages", deleted)
-    await world.redis.hincrby(f"{prefix}pages", "w\x1fw-1", 4)
-    await world.redis.hdel(records, f"{kept.serial}:load")
-    await world.redis.hdel(f"{prefix}load", "w\x1fw-1")
+    for kind, record in deleted.items():
+        await world.redis.hset(records, f"{gone.serial}:{kind}", record)
+    await world.redis.hincrby(f"{prefix}pages", place, 4)
+    await world.redis.hdel(records, f"{kept.serial}:load", f"{kept.serial}:blocks")
+    await world.redis.hdel(f"{prefix}load", place)
     assert not (await world.audit()).differences
 
     await router.heartbeat()
     load = load_of(await router.snapshot())
-    assert (load.outstanding_prefill_tokens, load.free_pages) == (64, 96)
+    assert (load.outstanding_prefill_tokens, load.free_pages, load.num_blocks) == (64, 96, 1)
     await router.release(kept)
     assert await world.is_empty()
 

@@ -349,6 +349,23 @@ async def test_new_requests_wait_for_a_bounded_fleet_and_those_that_have_begun_d
     assert await world.is_empty()
 
 
+async def test_a_bounded_fleet_counts_blocks_of_any_size_as_one(world: World) -> None:
+    """A long one is a single block to a short one, and short ones fill a fleet for a long one."""
+    await world.publish(lease("w"))
+    router = world.router(poll_seconds=600.0)
+    place = placer(router, PlacementPolicy(max_blocks_per_decoder=2), patience_seconds=600.0)
+    async with Running(router):
+        long = await prefill(place, 1, num_pages=60, is_new=True)
+        short = await asyncio.wait_for(prefill(place, 2, num_pages=1, is_new=True), 10.0)
+        waiting = asyncio.create_task(prefill(place, 3, num_pages=30, is_new=True))
+        await num_waiting(world, 1)
+        await router.release(short.reservation)
+        got = await asyncio.wait_for(waiting, 10.0)
+        for each in (long, got):
+            await router.release(each.reservation)
+    assert await world.is_empty()
+
+
 async def test_a_bound_below_one_block_lets_new_requests_in_one_at_a_time(world: World) -> None:
     await world.publish(lease("p", role=Role.PREFILL), lease("d", role=Role.DECODE))
     router = world.router(poll_seconds=600.0)

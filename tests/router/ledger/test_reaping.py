@@ -33,7 +33,7 @@ async def test_a_dead_routers_records_and_entries_are_reaped(world: World) -> No
     await alive.heartbeat()
 
     left = load_of(await alive.snapshot())
-    assert (left.outstanding_prefill_tokens, left.free_pages) == (64, 96)
+    assert (left.outstanding_prefill_tokens, left.free_pages, left.num_blocks) == (64, 96, 1)
     await alive.release(kept)
     assert await world.is_empty()
 
@@ -70,13 +70,13 @@ async def test_a_worker_back_with_a_new_epoch_starts_from_nothing(world: World) 
     old = await reserved(router, "r1", num_pages=90)
     await world.publish(lease("w", epoch="w-2"))
     fresh = load_of(await router.snapshot())
-    assert (fresh.outstanding_prefill_tokens, fresh.free_pages) == (0, 100)
+    assert (fresh.outstanding_prefill_tokens, fresh.free_pages, fresh.num_blocks) == (0, 100, 0)
 
     new = await reserved(router, "r2", num_pages=50)
     await router.heartbeat()
     await router.release(old)
     left = load_of(await router.snapshot())
-    assert (left.outstanding_prefill_tokens, left.free_pages) == (800, 50)
+    assert (left.outstanding_prefill_tokens, left.free_pages, left.num_blocks) == (800, 50, 1)
     await router.release(new)
     assert await world.is_empty()
 
@@ -123,7 +123,7 @@ async def test_a_router_that_was_taken_for_dead_puts_back_what_it_holds(world: W
 
     await paused.heartbeat()
     load = load_of(await alive.snapshot())
-    assert (load.outstanding_prefill_tokens, load.free_pages) == (64, 92)
+    assert (load.outstanding_prefill_tokens, load.free_pages, load.num_blocks) == (64, 92, 2)
     assert (await alive.snapshot()).num_waiting == 1
     assert paused.num_waiting_here() == 1
     assert waiter.ticket == ticket("waits", 2.0)
@@ -138,7 +138,7 @@ async def test_a_restarted_router_does_not_inherit_from_its_predecessor(world: W
     before, after = world.router("same-name"), world.router("same-name")
     await reserved(before)
     await after.heartbeat()
-    assert len((await world.audit()).records) == 2
+    assert len((await world.audit()).records) == 3
     await world.expire(before)
     await after.heartbeat()
     assert await world.is_empty()

@@ -26,13 +26,13 @@ async def test_a_prefill_takes_tokens_and_pages_until_each_is_released(world: Wo
     got = await reserved(router, num_pages=4, cost_tokens=60)
 
     taken = load_of(await router.snapshot())
-    assert (taken.outstanding_prefill_tokens, taken.free_pages) == (60, 96)
+    assert (taken.outstanding_prefill_tokens, taken.free_pages, taken.num_blocks) == (60, 96, 1)
     await router.release_load(got)
     ran = load_of(await router.snapshot())
-    assert (ran.outstanding_prefill_tokens, ran.free_pages) == (0, 96)
+    assert (ran.outstanding_prefill_tokens, ran.free_pages, ran.num_blocks) == (0, 96, 1)
     await router.release_pages(got)
     ended = load_of(await router.snapshot())
-    assert (ended.outstanding_prefill_tokens, ended.free_pages) == (0, 100)
+    assert (ended.outstanding_prefill_tokens, ended.free_pages, ended.num_blocks) == (0, 100, 0)
     assert await world.is_empty()
 
 
@@ -44,7 +44,7 @@ async def test_releasing_twice_changes_nothing(world: World) -> None:
         await asyncio.gather(router.release(first), router.release_pages(first))
         await router.release_load(first)
     left = load_of(await router.snapshot())
-    assert (left.outstanding_prefill_tokens, left.free_pages) == (64, 96)
+    assert (left.outstanding_prefill_tokens, left.free_pages, left.num_blocks) == (64, 96, 1)
     await router.release(second)
     assert await world.is_empty()
 
@@ -54,7 +54,11 @@ async def test_records_say_who_holds_what_where(world: World) -> None:
     router = world.router("a")
     await reserved(router, "r", num_pages=4, cost_tokens=60)
     found = {record.kind: record for record in (await world.audit()).records}
-    assert {kind: record.amount for kind, record in found.items()} == {"load": 60, "pages": 4}
+    assert {kind: record.amount for kind, record in found.items()} == {
+        "load": 60,
+        "pages": 4,
+        "blocks": 1,
+    }
     for record in found.values():
         assert record.owner == router.owner
         assert record.owner.startswith("a.")
@@ -62,12 +66,39 @@ async def test_records_say_who_holds_what_where(world: World) -> None:
         assert record.block_key == str(block("r"))
 
 
+async def test_a_router_whose_placement_counts_no_blocks_makes_no_records_of_them(
+    world: World,
+) -> None:
+    await world.publish(lease("w"))
+    router = world.router(counts_blocks=False)
+    await reserved(world.router("counts"), "r1")
+    got = await reserved(router, "r2")
+    mine = [r for r in (await world.audit()).records if r.owner == router.owner]
+    assert sorted(record.kind for record in mine) == ["load", "pages"]
+    assert load_of(await router.snapshot()).num_blocks == 0
+    assert got.num_blocks == 0
+
+
+async def test_blocks_are_counted_over_routers_whatever_their_sizes(world: World) -> None:
+    await world.publish(lease("w"), lease("v"))
+    a, b = world.router("a"), world.router("b")
+    long, short = await reserved(a, "r1", num_pages=60), await reserved(b, "r2", num_pages=1)
+    await reserved(b, "r3", worker_id="v", num_pages=7)
+    for router in (a, b):
+        snapshot = await router.snapshot()
+        assert [load_of(snapshot, name).num_blocks for name in "wv"] == [2, 1]
+    await a.release(long)
+    assert load_of(await b.snapshot()).num_blocks == 1
+    await b.release_pages(short)
+    assert load_of(await a.snapshot()).num_blocks == 0
+
+
 async def test_a_block_without_kv_takes_tokens_only(world: World) -> None:
     await world.publish(lease("w"))
     router = world.router()
     got = await reserved(router, num_pages=0, cost_tokens=50, needs_colocated=True)
     load = load_of(await router.snapshot())
-    assert (load.outstanding_prefill_tokens, load.free_pages) == (50, 100)
+    assert (load.outstanding_prefill_tokens, load.free_pages, load.num_blocks) == (50, 100, 0)
     await router.release_load(got)
     assert await world.is_empty()
 

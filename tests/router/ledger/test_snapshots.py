@@ -29,13 +29,14 @@ class Source:
 async def test_a_draft_is_seen_by_all_who_share_the_snapshot_though_another_is_under_way() -> None:
     source, tasks = Source(), OwnedTasks()
     snapshots = SharedSnapshots(source.take, tasks)
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
 
     async def place(number: int) -> None:
         snapshot = await snapshots.get()
-        seen.append(snapshot.fleet.workers[0].free_pages)
+        worker = snapshot.fleet.workers[0]
+        seen.append((worker.free_pages, worker.num_blocks))
         key = block(f"r{number}")
-        snapshots.note(Reservation(number, key, "w", "w-1", cost_tokens=64, num_pages=4))
+        snapshots.note(Reservation(number, key, "w", "w-1", 64, num_pages=4, num_blocks=1))
 
     async with asyncio.timeout(DEADLINE_SECONDS), asyncio.TaskGroup() as group:
         for number in range(3):
@@ -46,6 +47,6 @@ async def test_a_draft_is_seen_by_all_who_share_the_snapshot_though_another_is_u
         source.may_end.release()
         await source.began.acquire()
         source.may_end.release()
-    assert seen == [100, 96, 92]
+    assert seen == [(100, 0), (96, 1), (92, 2)]
     assert later.result().fleet.workers[0].free_pages == 88
     await tasks.aclose()

@@ -74,6 +74,7 @@ class World:
             namespace=self.namespace,
             router_id=router_id,
             model=settings.pop("model", MODEL),
+            counts_blocks=settings.pop("counts_blocks", True),
             **settings,
         )
         self._routers.append(ledger)
@@ -113,7 +114,7 @@ class World:
 
     async def leftovers(self) -> list[str]:
         """Keys of records, counters and lines: Redis has none of them when all sums are 0."""
-        kinds = ("records:", "line:", "load", "pages", "pending_pages")
+        kinds = ("records:", "line:", "load", "pages", "blocks", "pending_pages")
         prefix = self.keys.prefix
         keys = [key async for key in self.redis.scan_iter(match=f"{prefix}*")]
         return sorted(key for key in keys if key.removeprefix(prefix).startswith(kinds))

@@ -101,6 +101,7 @@ class FleetReport(_Read):
 
     is_ready: bool = False
     problem: str | None = None
+    remark: str | None = None
     router: str = ""
     workers: tuple[WorkerReport, ...] = ()
     incompatible_workers: tuple[dict[str, Any], ...] = ()

@@ -58,6 +58,8 @@ class Status:
             return told
         if self.report.problem:
             told.append(f"the fleet cannot serve: {self.report.problem}")
+        if self.report.remark:
+            told.append(self.report.remark)
         told += [
             f"incompatible worker {self._name(str(worker.get('worker_id')))}: model "
             f"{worker.get('model')}, protocol {worker.get('protocol')}; it gets no work"

@@ -13,7 +13,7 @@ from sangam_router.ledger.records import UNIT_SEPARATOR, Line
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record as it lies in Redis. ``kind`` is ``load`` (tokens) or ``pages``."""
+    """One record as it lies in Redis. ``kind`` is ``load`` (tokens), ``pages`` or ``blocks``."""
 
     owner: str
     kind: str
@@ -56,15 +56,15 @@ class Audit:
 
 def audit_of(reply: Sequence[Any]) -> Audit:
     """Check the reply of ``audit.lua``."""
-    load, pages, pending_pages, flat_records, flat_entries = reply
+    load, pages, blocks, pending_pages, flat_records, flat_entries = reply
+    counters = {"load": load, "pages": pages, "blocks": blocks, "pending_pages": pending_pages}
     records = tuple(_records(flat_records))
     entries = tuple(_entries(flat_entries))
-    sums: dict[str, Counter[str]] = {name: Counter() for name in ("load", "pages", "pending_pages")}
+    sums: dict[str, Counter[str]] = {name: Counter() for name in counters}
     for record in records:
         sums[record.kind][UNIT_SEPARATOR.join((record.worker_id, record.epoch))] += record.amount
     for entry in entries:
         sums["pending_pages"][entry.service] += entry.pages
-    counters = {"load": load, "pages": pages, "pending_pages": pending_pages}
     differences = [
         difference
         for name, flat in counters.items()

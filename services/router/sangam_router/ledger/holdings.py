@@ -12,10 +12,12 @@ from sangam_router.ledger.records import Reservation
 
 
 class RecordKind(StrEnum):
-    """The two records of a placement, and the counters that sum them."""
+    """The records of a placement, and the counters that sum them."""
 
     LOAD = "load"
     PAGES = "pages"
+    BLOCKS = "blocks"
+    """Lives and dies with the pages record, where the placement counts blocks."""
 
 
 def record_field(serial: int, kind: RecordKind) -> str:
@@ -25,21 +27,25 @@ def record_field(serial: int, kind: RecordKind) -> str:
 
 @dataclass(slots=True)
 class Held:
-    """A reservation with what of it has not been released."""
+    """A reservation with what of it has not been released: amounts by kind, none of them 0."""
 
     reservation: Reservation
-    tokens: int
-    pages: int
+    amounts: dict[RecordKind, int]
+
+    @classmethod
+    def whole(cls, reservation: Reservation) -> "Held":
+        """A reservation of which nothing has been released."""
+        amounts = {
+            RecordKind.LOAD: reservation.cost_tokens,
+            RecordKind.PAGES: reservation.num_pages,
+            RecordKind.BLOCKS: reservation.num_blocks,
+        }
+        return cls(reservation, {kind: amount for kind, amount in amounts.items() if amount})
 
     @property
     def fields(self) -> list[str]:
         """Its records' fields."""
-        serial = self.reservation.serial
-        return [
-            record_field(serial, kind)
-            for kind, amount in ((RecordKind.LOAD, self.tokens), (RecordKind.PAGES, self.pages))
-            if amount
-        ]
+        return [record_field(self.reservation.serial, kind) for kind in self.amounts]
 
 
 class Holdings:
@@ -61,7 +67,7 @@ class Holdings:
         """The fate of a serial is known: it was reserved, or not."""
         self._asked.discard(serial)
         if reservation is not None:
-            self._held[serial] = Held(reservation, reservation.cost_tokens, reservation.num_pages)
+            self._held[serial] = Held.whole(reservation)
 
     def doubt(self, serial: int) -> None:
         """The fate of a serial will never be known: delete whatever there may be."""
@@ -78,14 +84,9 @@ class Holdings:
         if held is None:
             return
         for kind in kinds:
-            if kind is RecordKind.LOAD and held.tokens:
-                held.tokens = 0
-            elif kind is RecordKind.PAGES and held.pages:
-                held.pages = 0
-            else:
-                continue
-            self._releases[record_field(reservation.serial, kind)] = None
-        if not held.tokens and not held.pages:
+            if held.amounts.pop(kind, 0):
+                self._releases[record_field(reservation.serial, kind)] = None
+        if not held.amounts:
             del self._held[reservation.serial]
 
     @property

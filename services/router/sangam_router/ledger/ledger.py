@@ -62,6 +62,10 @@ class Ledger:
         router_id: this router's name, for people; the process adds a random part.
         model, protocol: workers with another model or protocol version are not used, and
             requests for them wait in lines of their own.
+        counts_blocks: count the blocks on each worker (``WorkerLoad.num_blocks``), for placements
+            that look at them (``placements.counts_blocks``); it costs each reservation a record.
+            Blocks placed by routers that do not count them, as those of older versions during a
+            rolling update, are not in the numbers.
         lease_seconds: after this long without a heartbeat anyone may reap what this router holds.
         poll_seconds: how often the oldest waiters look, should a wake-up have been lost.
         clock: monotonic seconds.
@@ -75,6 +79,7 @@ class Ledger:
         router_id: str,
         model: str,
         protocol: int = PROTOCOL_VERSION,
+        counts_blocks: bool = False,
         lease_seconds: float = 10.0,
         poll_seconds: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
@@ -82,6 +87,7 @@ class Ledger:
         self.keys = LedgerKeys(namespace)
         self.lease_seconds = lease_seconds
         self._clock = clock
+        self._counts_blocks = counts_blocks
         self._tasks = OwnedTasks()
         self._session = Session(
             ScriptRunner(redis, self.keys.prefix),
@@ -102,6 +108,7 @@ class Ledger:
             self._tasks,
             model=model,
             protocol=protocol,
+            counts_blocks=counts_blocks,
             on_draft=self._snapshots.note,
         )
         calls = Calls(self._session.owner, self._lines.rooms, on_news=lambda: self._news.set())
@@ -200,7 +207,7 @@ class Ledger:
 
     async def release_pages(self, reservation: Reservation) -> None:
         """The block (at the sender: the transfer) has ended. Repeating changes nothing."""
-        await self._reservations.release(reservation, (RecordKind.PAGES,))
+        await self._reservations.release(reservation, (RecordKind.PAGES, RecordKind.BLOCKS))
 
     async def release(self, reservation: Reservation) -> None:
         """Release whatever of the reservation is still held."""
@@ -287,7 +294,9 @@ class Ledger:
 
     async def _take_snapshot(self) -> FleetSnapshot:
         taken_at_seconds = self._clock()
-        reply = await self._session.call(Script.SNAPSHOT, self._session.service)
+        reply = await self._session.call(
+            Script.SNAPSHOT, self._session.service, int(self._counts_blocks)
+        )
         snapshot = await self._reader.read(reply, taken_at_seconds)
         for observer in self._observers:
             observer(snapshot)

@@ -300,7 +300,9 @@ def _idle(fleet: FleetLoad) -> FleetLoad:
     """The same workers with nothing on them."""
     return FleetLoad(
         tuple(
-            replace(worker, outstanding_prefill_tokens=0, free_pages=worker.total_pages)
+            replace(
+                worker, outstanding_prefill_tokens=0, free_pages=worker.total_pages, num_blocks=0
+            )
             for worker in fleet.workers
         )
     )

@@ -46,12 +46,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A place that the ledger holds for one block, until both its records are released.
+    """A place that the ledger holds for one block, until all its records are released.
 
     Attributes:
         serial: names the records within this router.
         cost_tokens: the load record; 0 for a decode, which has none.
         num_pages: the pages record; 0 where the strategy keeps no KV.
+        num_blocks: the blocks record, 1; 0 where there are no pages, or the router's placement
+            counts no blocks.
     """
 
     serial: int
@@ -60,6 +62,7 @@ class Reservation:
     epoch: str
     cost_tokens: int
     num_pages: int
+    num_blocks: int = 0
 
 
 class RefusalReason(StrEnum):

@@ -26,6 +26,7 @@ class Reservations:
 
     Args:
         model, protocol: checked against the worker's lease by the scripts.
+        counts_blocks: whether reservations of pages have a blocks record as well.
         on_draft: told of every reservation before it is asked for.
     """
 
@@ -37,6 +38,7 @@ class Reservations:
         *,
         model: str,
         protocol: int,
+        counts_blocks: bool,
         on_draft: Callable[[Reservation], None],
     ) -> None:
         self.holdings = Holdings()
@@ -45,6 +47,7 @@ class Reservations:
         self._tasks = tasks
         self._model = model
         self._protocol = protocol
+        self._counts_blocks = counts_blocks
         self._on_draft = on_draft
         self._flushes = SharedRuns(self._flush, tasks)
 
@@ -69,6 +72,7 @@ class Reservations:
             epoch=worker.epoch,
             cost_tokens=cost_tokens,
             num_pages=num_pages,
+            num_blocks=int(self._counts_blocks and num_pages > 0),
         )
         self._on_draft(draft)
         attempt = self._tasks.start(self._attempt(line, ticket, draft, worker, bound))
@@ -160,6 +164,7 @@ class Reservations:
             self._protocol,
             draft.cost_tokens,
             draft.num_pages,
+            draft.num_blocks,
         )
 
     def _give_back(self, attempt: "asyncio.Task[Reservation | Refused]") -> None:
@@ -187,6 +192,5 @@ def _restore_arguments(held: Held) -> tuple[str | int, ...]:
         str(what.key),
         what.worker_id,
         what.epoch,
-        held.tokens,
-        held.pages,
+        *(held.amounts.get(kind, 0) for kind in RecordKind),
     )

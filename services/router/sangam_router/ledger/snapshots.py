@@ -10,10 +10,10 @@ from typing import Any
 
 from sangam_core.lease import WorkerLease
 from sangam_core.placement import FleetLoad, WorkerLoad
-from sangam_router.ledger.records import FleetSnapshot, Reservation
+from sangam_router.ledger.records import UNIT_SEPARATOR, FleetSnapshot, Reservation
 from sangam_router.ledger.tasks import OwnedTasks, SharedRuns
 
-_NUM_HEAD_VALUES = 3
+_NUM_HEAD_VALUES = 4
 _NUM_WORKER_VALUES = 5
 
 ReadLease = Callable[[str], Awaitable[Mapping[str, str]]]
@@ -64,6 +64,7 @@ def _with_drafts(snapshot: FleetSnapshot, drafts: Iterable[Reservation]) -> Flee
                 worker,
                 outstanding_prefill_tokens=worker.outstanding_prefill_tokens + draft.cost_tokens,
                 free_pages=worker.free_pages - draft.num_pages,
+                num_blocks=worker.num_blocks + draft.num_blocks,
             )
     return replace(snapshot, fleet=replace(snapshot.fleet, workers=tuple(loads.values())))
 
@@ -83,6 +84,8 @@ class SnapshotReader:
 
     async def read(self, reply: list[Any], taken_at_seconds: float) -> FleetSnapshot:
         """The snapshot of a reply (see ``snapshot.lua`` for its layout)."""
+        pending_pages, num_waiting, num_pending_decodes, flat_blocks = reply[:_NUM_HEAD_VALUES]
+        blocks = dict(zip(flat_blocks[::2], flat_blocks[1::2], strict=True))
         workers: list[WorkerLoad] = []
         leases: dict[str, WorkerLease] = {}
         incompatible: list[WorkerLease] = []
@@ -106,10 +109,10 @@ class SnapshotReader:
                     free_pages=lease.total_pages - int(pages),
                     total_pages=lease.total_pages,
                     is_draining=lease.is_draining,
+                    num_blocks=_num_blocks(blocks, worker_id, epoch) if blocks else 0,
                 )
             )
         self._leases = seen
-        pending_pages, num_waiting, num_pending_decodes = reply[:_NUM_HEAD_VALUES]
         return FleetSnapshot(
             fleet=FleetLoad(tuple(workers), int(pending_pages)),
             leases=leases,
@@ -125,3 +128,7 @@ class SnapshotReader:
         if known is None or known.epoch != epoch or known.is_draining != is_draining:
             known = WorkerLease.from_fields(await self._read_lease(worker_id))
         return known if known is not None and known.epoch == epoch else None
+
+
+def _num_blocks(blocks: Mapping[str, str], worker_id: str, epoch: str) -> int:
+    return int(blocks.get(f"{worker_id}{UNIT_SEPARATOR}{epoch}", 0))

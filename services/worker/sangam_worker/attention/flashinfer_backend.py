@@ -12,7 +12,6 @@ shape, so pages are as small, and transfers the same, as with any other backend;
 """
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from sangam_worker.attention.flashinfer_layout import (
 from sangam_worker.attention.layout import AttentionLayout, Int32s, Int64s
 from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer, load_flashinfer
 from sangam_worker.kv_pool import KVPool
+from sangam_worker.uploads import sent, sent_together
 
 WORKSPACE_BYTES = 128 * 2**20
 """Shared by all wrappers, for partial results of split keys. FlashInfer's recommendation; every
@@ -234,20 +234,12 @@ class FlashInferAttention:
         return F.pad(x, (0, self._padding)) if self._padding else x
 
     def _uploaded(self, *arrays: Int32s | Int64s) -> tuple[Tensor, ...]:
-        """int32 arrays on the device, in one copy."""
-        together = torch.from_numpy(np.concatenate(arrays, dtype=np.int32, casting="same_kind"))
-        on_device = self._to_device(together)
-        bounds = accumulate((len(array) for array in arrays), initial=0)
-        return tuple(on_device[start:stop] for start, stop in pairwise(bounds))
+        """As FlashInfer's kernels read them."""
+        return sent_together(arrays, np.int32, self._pool.device)
 
     def _rows(self, numbers: Int64s) -> Tensor:
         """Row numbers on the device, int64 as torch's indexing wants them."""
-        return self._to_device(torch.from_numpy(numbers))
-
-    def _to_device(self, tensor: Tensor) -> Tensor:
-        if self._pool.device.type == "cuda" and len(tensor):
-            tensor = tensor.pin_memory()  # or the copy would wait for the device
-        return tensor.to(self._pool.device, non_blocking=True)
+        return sent(torch.from_numpy(numbers), self._pool.device)
 
 
 def flashinfer_attention(

@@ -5,7 +5,7 @@ from, ``config`` finds the file. No torch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sangam_core.errors import ConfigurationError
@@ -43,6 +43,21 @@ class ModelConfig:
     is_rope_in_float32: bool
     ties_head: bool
     has_qkv_bias: bool
+
+    def shortened(self, max_sequence_tokens: int | None) -> "ModelConfig":
+        """The same model for shorter sequences; ``None`` changes nothing.
+
+        Raises:
+            ConfigurationError: the model does not allow as many tokens.
+        """
+        if max_sequence_tokens is None:
+            return self
+        if max_sequence_tokens > self.max_sequence_tokens:
+            raise ConfigurationError(
+                f"SANGAM_MAX_SEQUENCE_TOKENS: {max_sequence_tokens} is more than the "
+                f"{self.max_sequence_tokens} that {self.name} allows"
+            )
+        return replace(self, max_sequence_tokens=max_sequence_tokens)
 
     @property
     def num_parameters(self) -> int:

@@ -65,7 +65,11 @@ class FlashInferOperators:
             self._rope = RotaryTable(config, angles, device)
             self._table = self._rope.halves()
 
-    def gate_up(self, gate: Tensor, up: Tensor) -> GateUp:
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """cuBLAS'."""
+        return linear(weight, bias)
+
+    def gate_up(self, gate: Tensor, up: Tensor) -> GateUp[Tensor]:
         """One product of both weights, then one kernel."""
         if gate.shape[0] * gate.element_size() % _VECTOR_BYTES:
             return self._torch.gate_up(gate, up)
@@ -77,7 +81,13 @@ class FlashInferOperators:
         return self._library.rmsnorm(x, weight, self._norm_eps)
 
     def add_norm(
-        self, product: Linear, inputs: Tensor, x: Tensor, weight: Tensor
+        self,
+        product: Linear,
+        inputs: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        is_final: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The product, then sum and norm in one kernel: x and the product are overwritten."""
         added = product(inputs)

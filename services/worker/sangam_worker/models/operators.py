@@ -8,7 +8,7 @@ kernels. The torch ones are what CPUs use: their order of operations is part of 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,13 @@ from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import Linear, linear
 from sangam_worker.models.rope import RotaryTable, rotate
 
-GateUp = Callable[[Tensor], Tensor]
+Rows = TypeVar("Rows")
+"""Rows as a layer's products take them: a tensor, or what stands for one (``fp8``)."""
+
+LayerProduct = TypeVar("LayerProduct")
+"""A product of a layer: callable on its rows, giving a tensor."""
+
+GateUp = Callable[[Rows], Rows]
 """``[rows, hidden]`` to ``[rows, mlp]``: SiLU of the gate's product times the up product."""
 
 
@@ -33,21 +39,39 @@ class Rotation(Protocol):
         ...
 
 
-class Operators(Protocol):
-    """The operators of one model on one device."""
+class Operators(Protocol[LayerProduct, Rows]):
+    """The operators of one model on one device.
 
-    def gate_up(self, gate: Tensor, up: Tensor) -> GateUp:
+    Weights of layers are as the loader keeps them for these operators.
+    """
+
+    def product(self, weight: Any, bias: Tensor | None = None) -> LayerProduct:
+        """A product of a layer from its weight ``[out, in]``, which it takes over."""
+        ...
+
+    def gate_up(self, gate: Any, up: Any) -> GateUp[Rows]:
         """The first half of an MLP from its weights ``[mlp, hidden]``, which it takes over."""
         ...
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm of ``[rows, hidden]`` with the model's epsilon."""
+    def norm(self, x: Tensor, weight: Tensor) -> Rows:
+        """RMS norm of ``[rows, hidden]`` with the model's epsilon, for the layer's products."""
         ...
 
     def add_norm(
-        self, product: Linear, inputs: Tensor, x: Tensor, weight: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """``x + product(inputs)`` and its norm, ``[rows, hidden]`` each; takes x's memory over."""
+        self,
+        product: LayerProduct,
+        inputs: Tensor | Rows,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        is_final: bool = False,
+    ) -> tuple[Tensor, Tensor | Rows]:
+        """``x + product(inputs)`` and its norm, ``[rows, hidden]`` each; takes x's memory over.
+
+        Args:
+            inputs: attention's results, or the gate's.
+            is_final: the norm is for the head, which takes a tensor.
+        """
         ...
 
     def rotation(self, positions: Tensor) -> Rotation:
@@ -59,7 +83,7 @@ class Operators(Protocol):
         ...
 
 
-OperatorsFactory = Callable[[ModelConfig, torch.dtype, torch.device], Operators]
+OperatorsFactory = Callable[[ModelConfig, torch.dtype, torch.device], Operators[Any, Any]]
 """Operators of a model whose weights have a dtype and are on a device."""
 
 
@@ -89,7 +113,11 @@ class TorchOperators:
             config, torch.float32 if config.is_rope_in_float32 else dtype, device
         )
 
-    def gate_up(self, gate: Tensor, up: Tensor) -> GateUp:
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """The fastest there is."""
+        return linear(weight, bias)
+
+    def gate_up(self, gate: Tensor, up: Tensor) -> GateUp[Tensor]:
         """Two products, the second one times the first."""
         gate_product, up_product = linear(gate), linear(up)
         return lambda x: up_product.times(x, gate_product.silu(x))
@@ -101,7 +129,13 @@ class TorchOperators:
         return (wide * scale).to(x.dtype).mul_(weight)
 
     def add_norm(
-        self, product: Linear, inputs: Tensor, x: Tensor, weight: Tensor
+        self,
+        product: Linear,
+        inputs: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        is_final: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The sum inside the product, then the norm."""
         x = product.plus(inputs, x)

@@ -6,15 +6,20 @@ choice of rows ``packing``'s, the choice of tokens ``sampling``'s. Called by ``e
 ``dllm-semantics`` section a.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from sangam_worker.attention.protocol import Attention
 from sangam_worker.models.description import ModelConfig
-from sangam_worker.models.linear import Linear, linear
+from sangam_worker.models.linear import linear
 from sangam_worker.models.operators import GateUp, OperatorsFactory, Rotation, TorchOperators
 from sangam_worker.weights import Weights
+
+Product = Callable[[Any], Tensor]
+"""A product of a layer, for rows as its operators' norms give them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +28,12 @@ class _Layer:
 
     attention_norm: Tensor
     mlp_norm: Tensor
-    attention_out: Linear
-    gate_up: GateUp
-    down: Linear
-    qkv: Linear | None = None
-    q: Linear | None = None
-    kv: Linear | None = None
+    attention_out: Product
+    gate_up: GateUp[Any]
+    down: Product
+    qkv: Product | None = None
+    q: Product | None = None
+    kv: Product | None = None
 
 
 class Transformer:
@@ -84,11 +89,11 @@ class Transformer:
         x, normed = x.index_select(0, head_rows), normed.index_select(0, head_rows)
         q = rotation.select(head_rows)(self._heads(layer.q(normed)))
         mixed = attention.run(q, k, v, last, head_rows_only=True)
-        _, normed = self._finish(layer, mixed, x, self._final_norm)
+        _, normed = self._finish(layer, mixed, x, self._final_norm, is_final=True)
         return self._head(normed)
 
     def _attend(
-        self, layer: _Layer, index: int, normed: Tensor, rotation: Rotation, attention: Attention
+        self, layer: _Layer, index: int, normed: Any, rotation: Rotation, attention: Attention
     ) -> Tensor:
         assert layer.qkv is not None
         num_q, num_kv = self._config.num_heads, self._config.num_kv_heads
@@ -96,41 +101,47 @@ class Transformer:
         qk = rotation(qkv[:, : num_q + num_kv])
         return attention.run(qk[:, :num_q], qk[:, num_q:], qkv[:, num_q + num_kv :], index)
 
-    def _keys_values(
-        self, layer: _Layer, normed: Tensor, rotation: Rotation
-    ) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, layer: _Layer, normed: Any, rotation: Rotation) -> tuple[Tensor, Tensor]:
         assert layer.kv is not None
         kv = self._heads(layer.kv(normed))
         num_kv = self._config.num_kv_heads
         return rotation(kv[:, :num_kv]), kv[:, num_kv:]
 
     def _finish(
-        self, layer: _Layer, mixed: Tensor, x: Tensor, next_norm: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        layer: _Layer,
+        mixed: Tensor,
+        x: Tensor,
+        next_norm: Tensor,
+        *,
+        is_final: bool = False,
+    ) -> tuple[Tensor, Any]:
         """A layer behind its attention; its rows, and those normed for what comes next."""
         operators = self._operators
         x, normed = operators.add_norm(layer.attention_out, mixed, x, layer.mlp_norm)
-        return operators.add_norm(layer.down, layer.gate_up(normed), x, next_norm)
+        gated = layer.gate_up(normed)
+        return operators.add_norm(layer.down, gated, x, next_norm, is_final=is_final)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1, self._config.head_dim)
 
-    def _take_layer(self, group: dict[str, Tensor], *, is_last: bool) -> _Layer:
+    def _take_layer(self, group: dict[str, Any], *, is_last: bool) -> _Layer:
         qkv, bias = group.pop("qkv"), group.pop("qkv_bias", None)
         cut = self._config.num_heads * self._config.head_dim
-        attention: dict[str, Linear]
+        product = self._operators.product
+        attention: dict[str, Product]
         if is_last:
             attention = {
-                "q": linear(qkv[:cut], None if bias is None else bias[:cut]),
-                "kv": linear(qkv[cut:], None if bias is None else bias[cut:]),
+                "q": product(qkv[:cut], None if bias is None else bias[:cut]),
+                "kv": product(qkv[cut:], None if bias is None else bias[cut:]),
             }
         else:
-            attention = {"qkv": linear(qkv, bias)}
+            attention = {"qkv": product(qkv, bias)}
         return _Layer(
             attention_norm=group.pop("attention_norm"),
             mlp_norm=group.pop("mlp_norm"),
-            attention_out=linear(group.pop("attention_out")),
+            attention_out=product(group.pop("attention_out")),
             gate_up=self._operators.gate_up(group.pop("gate"), group.pop("up")),
-            down=linear(group.pop("down")),
+            down=product(group.pop("down")),
             **attention,
         )

@@ -2,17 +2,21 @@
 
 Decides how rows are grouped (rows that are drawn alike are computed together; greedy ones by one
 kernel where the device has it) and what crosses from device to host: one tensor an iteration, of a
-token and its confidence (or what that is made from) for each row. Called by ``engine``.
+token and its confidence (or what that is made from) for each row. ``launch`` is the device's half
+and waits for nothing, ``Proposals`` the host's. Called by ``engine``.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from sangam_core.decoding import Commit, Decoding, UnmaskingRule
 from sangam_core.rules import Family
+from sangam_worker.attention.layout import Int64s
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.plan import Pass, PassOutcome
@@ -25,12 +29,37 @@ from sangam_worker.sampling.greedy import (
     is_served,
 )
 from sangam_worker.sampling.noise import noise_key
+from sangam_worker.sampling.readback import Copied, Readback
 from sangam_worker.sampling.rules import choose, committable
+from sangam_worker.uploads import sent
 
 _MEASURES = {
     UnmaskingRule.ENTROPY: Measure.NEGATIVE_ENTROPY,
     UnmaskingRule.TOPK_MARGIN: Measure.MARGIN,
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """The rows of an iteration that can commit: the passes' committable positions in order.
+
+    Attributes:
+        positions: of each pass. groups: numbers of the rows that are drawn alike.
+        keys: noise keys, 0 for greedy rows.
+        at: where in the logits each row is; ``None`` where they are the first ones, in order.
+    """
+
+    positions: list[tuple[int, ...]]
+    groups: dict[Draw, list[int]]
+    keys: list[int]
+    at: Int64s | None
+
+    def places(self, rows: Sequence[int]) -> list[int]:
+        """Where in the logits some rows are."""
+        if self.at is None:
+            return list(rows)
+        places: list[int] = self.at[rows].tolist()
+        return places
 
 
 class Sampler:
@@ -46,94 +75,88 @@ class Sampler:
         self._config = config
         self._dtype = dtype
         self._kernel = kernel
+        self._readback = Readback()
 
     def sample(self, logits: Tensor, passes: Sequence[Pass]) -> tuple[PassOutcome, ...]:
-        """Decide what commits. A pass with logits that are not numbers has an error instead.
+        """Decide what commits, and wait for it: ``launch`` and its ``outcomes``."""
+        return self.launch(logits, passes).outcomes()
+
+    def launch(
+        self, logits: Tensor, passes: Sequence[Pass], at: Int64s | None = None
+    ) -> "Proposals":
+        """Have the device propose a token for every row that can commit.
 
         Args:
-            logits: ``[rows, vocab]``: for each pass its committable positions in order, then
-                padding rows.
+            logits: ``[rows, vocab]``. Without ``at`` a row for each pass's committable positions in
+                order, then padding rows.
+            at: where in the logits those rows are.
         """
+        rows = self._rows(passes, at)
+        figures = self._figures(logits, rows)
+        is_read_once = figures is not None and self._is_read_once(rows)
+        return Proposals(
+            config=self._config,
+            dtype=self._dtype,
+            passes=passes,
+            rows=rows,
+            copied=None if figures is None else self._readback.start(figures),
+            is_read_once=is_read_once,
+        )
+
+    def _rows(self, passes: Sequence[Pass], at: Int64s | None) -> _Rows:
         positions = [committable(item, self._config.family) for item in passes]
-        tokens, confidences = self._proposals(logits, passes, positions)
-        outcomes = []
-        start = 0
-        for item, own in zip(passes, positions, strict=True):
-            stop = start + len(own)
-            outcomes.append(self._outcome(item, own, tokens[start:stop], confidences[start:stop]))
-            start = stop
-        return tuple(outcomes)
-
-    def _outcome(
-        self, item: Pass, positions: Sequence[int], tokens: list[int], confidences: list[float]
-    ) -> PassOutcome:
-        if any(math.isnan(value) for value in confidences):
-            error = f"{item.key}: pass {item.step} gave logits that are not numbers"
-            return PassOutcome(key=item.key, commits=(), error=error)
-        threshold = compared_threshold(
-            item.decoding.unmasking.threshold, self._config.family, self._dtype
-        )
-        chosen, carry = choose(item, self._config.family, confidences, threshold)
-        commits = tuple(
-            Commit(position=positions[i], token=tokens[i], confidence=confidences[i])
-            for i in chosen
-        )
-        return PassOutcome(key=item.key, commits=commits, carry=carry)
-
-    def _proposals(
-        self, logits: Tensor, passes: Sequence[Pass], positions: Sequence[tuple[int, ...]]
-    ) -> tuple[list[int], list[float]]:
         groups: dict[Draw, list[int]] = {}
         keys: list[int] = []
         for item, own in zip(passes, positions, strict=True):
-            draw = self._draw(item.decoding)
+            if not own:
+                continue
+            draw = _draw(item.decoding, self._config.family)
             groups.setdefault(draw, []).extend(range(len(keys), len(keys) + len(own)))
             keys += [0] * len(own) if draw.is_greedy else _row_keys(item, own)
-        if not keys:
-            return [], []
-        if self._kernel is not None and any(is_served(draw) for draw in groups):
-            return self._read_once(self._kernel, logits, groups, keys)
-        if len(groups) == 1:
+        return _Rows(positions, groups, keys, at)
+
+    def _is_read_once(self, rows: _Rows) -> bool:
+        return self._kernel is not None and any(is_served(draw) for draw in rows.groups)
+
+    def _figures(self, logits: Tensor, rows: _Rows) -> Tensor | None:
+        """What the host needs to know, float64, a row each; ``None`` where nothing can commit.
+
+        The kernel's figures are of every row of the logits, torch's of those that can commit.
+        """
+        if not rows.keys:
+            return None
+        if self._is_read_once(rows):
+            return self._read_once(logits, rows)
+        if rows.at is not None:
+            places = _padded(rows.places(range(len(rows.keys))))
+            logits = logits.index_select(0, _sent(places, logits.device))
+            rows = _Rows(rows.positions, rows.groups, rows.keys, None)
+        if len(rows.groups) == 1:
             # Nearly every iteration: no need to pick the rows, the padding comes along.
-            (draw,) = groups
-            proposed = self._propose(logits, draw, keys + [0] * (len(logits) - len(keys)))
+            (draw,) = rows.groups
+            proposed = self._propose(logits, draw, rows.keys + [0] * (len(logits) - len(rows.keys)))
         else:
             proposed = torch.empty((len(logits), 2), dtype=torch.float64, device=logits.device)
-            for draw, rows in groups.items():
-                self._propose_into(proposed, logits, draw, rows, keys)
-        tokens, confidences = proposed[: len(keys)].T.tolist()
-        return [int(token) for token in tokens], confidences
+            for draw in rows.groups:
+                self._propose_into(proposed, logits, draw, rows)
+        return proposed[: len(rows.keys)]
 
-    def _read_once(
-        self, kernel: GreedyKernel, logits: Tensor, groups: dict[Draw, list[int]], keys: list[int]
-    ) -> tuple[list[int], list[float]]:
+    def _read_once(self, logits: Tensor, rows: _Rows) -> Tensor:
         """The same with a kernel: it reads every row, and other draws' rows are written over."""
-        measures = {draw.measure for draw in groups if is_served(draw)}
+        assert self._kernel is not None
+        measures = {draw.measure for draw in rows.groups if is_served(draw)}
         num_columns = max(columns_of(self._config, measure) for measure in measures)
-        summary = kernel(logits, self._config.mask_id, num_columns)
-        for draw, rows in groups.items():
+        summary = self._kernel(logits, self._config.mask_id, num_columns)
+        for draw in rows.groups:
             if not is_served(draw):
-                self._propose_into(summary[:, :2], logits, draw, rows, keys)
-        # Waits for the device, once an iteration; what follows is a few numbers a row.
-        summary = summary[: len(keys)].cpu()
-        confidences = summary[:, Column.PROBABILITY].clone()
-        for draw, rows in groups.items():
-            if is_served(draw):
-                own = rows if len(groups) > 1 else slice(None)
-                figures = summary[own]
-                confidences[own] = confidences_of(figures, self._config, draw.measure, self._dtype)
-        return summary[:, Column.TOKEN].long().tolist(), confidences.tolist()
+                self._propose_into(summary[:, :2], logits, draw, rows)
+        return summary if rows.at is not None else summary[: len(rows.keys)]
 
-    def _propose_into(
-        self, proposed: Tensor, logits: Tensor, draw: Draw, rows: list[int], keys: list[int]
-    ) -> None:
-        """Write token and confidence of some rows over ``[rows, 2]``."""
-        if not rows:
-            return
-        # A group is padded like every product (see ``linear``).
-        padded = rows + rows[:1] * (padded_rows(len(rows)) - len(rows))
-        index = _sent(padded, logits.device)
-        group = self._propose(logits[index], draw, [keys[row] for row in padded])
+    def _propose_into(self, proposed: Tensor, logits: Tensor, draw: Draw, rows: _Rows) -> None:
+        """Write token and confidence of the rows of one draw over ``[rows of the logits, 2]``."""
+        own = _padded(rows.groups[draw])
+        index = _sent(rows.places(own), logits.device)
+        group = self._propose(logits[index], draw, [rows.keys[row] for row in own])
         proposed.index_copy_(0, index, group)
 
     def _propose(self, logits: Tensor, draw: Draw, keys: list[int]) -> Tensor:
@@ -142,28 +165,92 @@ class Sampler:
         tokens, confidences = propose(logits, draw, drawn_keys, self._config.mask_id)
         return torch.stack((tokens.double(), confidences), 1)
 
-    def _draw(self, decoding: Decoding) -> Draw:
-        family = self._config.family
-        # At temperature 0 LLaDA's filters cannot change the argmax, nor its confidence.
-        has_filters = family == "dream" or decoding.temperature > 0
-        return Draw(
-            family=family,
-            temperature=decoding.temperature,
-            top_p=decoding.top_p if has_filters else 1.0,
-            top_k=decoding.top_k if has_filters else 0,
-            measure=_MEASURES.get(decoding.unmasking.rule, Measure.PROBABILITY),
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposals:
+    """What the device was asked to propose, and what is to be made of it."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    passes: Sequence[Pass]
+    rows: _Rows
+    copied: Copied | None
+    is_read_once: bool
+
+    def outcomes(self) -> tuple[PassOutcome, ...]:
+        """Wait for the copy, then decide what commits.
+
+        A pass with logits that are not numbers has an error instead.
+        """
+        tokens, confidences = self._read()
+        outcomes = []
+        start = 0
+        for item, own in zip(self.passes, self.rows.positions, strict=True):
+            stop = start + len(own)
+            outcomes.append(self._outcome(item, own, tokens[start:stop], confidences[start:stop]))
+            start = stop
+        return tuple(outcomes)
+
+    def _read(self) -> tuple[list[int], list[float]]:
+        if self.copied is None:
+            return [], []
+        figures = self.copied.wait()
+        if not self.is_read_once:
+            tokens, confidences = figures.T.tolist()
+            return [int(token) for token in tokens], confidences
+        if self.rows.at is not None:
+            figures = figures[torch.from_numpy(self.rows.at)]
+        confidences = figures[:, Column.PROBABILITY].clone()
+        groups = self.rows.groups
+        for draw, rows in groups.items():
+            if is_served(draw):
+                own = rows if len(groups) > 1 else slice(None)
+                confidences[own] = confidences_of(
+                    figures[own], self.config, draw.measure, self.dtype
+                )
+        return figures[:, Column.TOKEN].long().tolist(), confidences.tolist()
+
+    def _outcome(
+        self, item: Pass, positions: Sequence[int], tokens: list[int], confidences: list[float]
+    ) -> PassOutcome:
+        if any(math.isnan(value) for value in confidences):
+            error = f"{item.key}: pass {item.step} gave logits that are not numbers"
+            return PassOutcome(key=item.key, commits=(), error=error)
+        family = self.config.family
+        threshold = compared_threshold(item.decoding.unmasking.threshold, family, self.dtype)
+        chosen, carry = choose(item, family, confidences, threshold)
+        commits = tuple(
+            Commit(position=positions[i], token=tokens[i], confidence=confidences[i])
+            for i in chosen
         )
+        return PassOutcome(key=item.key, commits=commits, carry=carry)
 
 
+@lru_cache(maxsize=1024)
 def compared_threshold(threshold: float, family: Family, dtype: torch.dtype) -> float:
     """A threshold as confidences meet it: Dream compares in the model's dtype, LLaDA in float64."""
     return threshold if family == "llada" else float(torch.tensor(threshold, dtype=dtype))
 
 
+def _draw(decoding: Decoding, family: Family) -> Draw:
+    # At temperature 0 LLaDA's filters cannot change the argmax, nor its confidence.
+    has_filters = family == "dream" or decoding.temperature > 0
+    return Draw(
+        family=family,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p if has_filters else 1.0,
+        top_k=decoding.top_k if has_filters else 0,
+        measure=_MEASURES.get(decoding.unmasking.rule, Measure.PROBABILITY),
+    )
+
+
+def _padded(rows: list[int]) -> list[int]:
+    """Rows of a group, padded like every product's (see ``linear``)."""
+    return rows + rows[:1] * (padded_rows(len(rows)) - len(rows))
+
+
 def _sent(values: list[int], device: torch.device) -> Tensor:
-    """A tensor on the device, without waiting for what the device is doing (as a plain copy of
-    pageable memory does; the driver takes its own copy of this one before it returns)."""
-    return torch.tensor(values).to(device, non_blocking=True)
+    return sent(torch.tensor(values, dtype=torch.int64), device)
 
 
 def _row_keys(item: Pass, positions: Sequence[int]) -> list[int]:

@@ -228,7 +228,10 @@ class KVExchange:
             ("transport", self._transport.name, request.transport),
         ):
             if ours != theirs:
-                raise self._refused("mismatch", f"{name}: {ours} here, {theirs} at the receiver")
+                message = f"{name}: {ours} here, {theirs} at the receiver"
+                if name == "transport":
+                    message += "; both need the same SANGAM_KV_TRANSPORT"
+                raise self._refused("mismatch", message)
 
     def _sender_pair(self, request: TransferRequest) -> Pair:
         key = PairKey(

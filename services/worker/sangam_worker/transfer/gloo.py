@@ -1,5 +1,8 @@
 """KV transport over gloo, for CPUs: a process group of two ranks outside any world.
 
+A pool on a GPU goes through host memory, on the stream that its passes use: slow, and in their way,
+but it needs no NCCL.
+
 The receiver's transport keeps one TCP store; each channel meets under a prefix of it. Seen of
 gloo: a dead peer ends a waiting call at once; a call honours its time-out and the pair is of no
 use after it; dropping one end ends the peer's call; ``abort`` does not wake a waiting call, so an
@@ -47,6 +50,7 @@ class GlooTransport:
     """
 
     name = "gloo"
+    staging_bytes = 0
 
     def __init__(self, pool: KVPool, host: str) -> None:
         try:
@@ -112,7 +116,7 @@ class GlooChannel:
         self._peer = peer
         self._pool = pool
         page = pool.gather(0, (0,))
-        self._page_shape, self._dtype = page.shape[1:], page.dtype
+        self._page_shape, self._dtype, self._device = page.shape[1:], page.dtype, page.device
         self._in_use = threading.Lock()
         self._is_aborted = False
 
@@ -154,7 +158,7 @@ class GlooChannel:
         return num_bytes
 
     def _send_layer(self, group: _Group, layer: int, pages: Sequence[int], deadline: float) -> int:
-        values = self._pool.gather(layer, pages)
+        values = self._pool.gather(layer, pages).cpu()
         _wait(group.send([values], self._peer, layer), deadline)
         return values.nbytes
 
@@ -164,7 +168,9 @@ class GlooChannel:
         values = torch.empty((len(pages), *self._page_shape), dtype=self._dtype)
         _wait(group.recv([values], self._peer, layer), deadline)
         if not self._is_aborted:
-            self._pool.scatter(layer, pages, values)
+            self._pool.scatter(layer, pages, values.to(self._device))
+            if self._device.type == "cuda":  # passes may have a stream of their own
+                torch.cuda.current_stream(self._device).synchronize()
         return values.nbytes
 
 

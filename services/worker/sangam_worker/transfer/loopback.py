@@ -52,6 +52,7 @@ class LoopbackTransport:
     """Channels between pools of one process."""
 
     name = "loopback"
+    staging_bytes = 0
 
     def __init__(self, pool: KVPool, hub: LoopbackHub) -> None:
         self._pool = pool

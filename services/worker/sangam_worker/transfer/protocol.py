@@ -51,6 +51,11 @@ class KVTransport(Protocol):
         """Both ends must name the same (``gloo``)."""
         ...
 
+    @property
+    def staging_bytes(self) -> int:
+        """Device memory that transfers hold beside the pool, between transfers too."""
+        ...
+
     def offer(self) -> str:
         """What the sender needs to connect; made by the receiver, for one channel."""
         ...

@@ -1,7 +1,10 @@
-"""``python -m sangam_worker.verify DIR [--in-flight N] [--split]``: are the golden cases exact?
+"""``python -m sangam_worker.verify DIR``: are the golden cases exact?
 
 Runs every case of a folder through scheduler and engine and prints ``N of M cases exact`` last.
-Exit status: 0 all exact, 1 some are not, 2 the folder cannot be run.
+With ``--teacher-forcing`` every pass starts from the golden state instead, the engine is compared
+with the float32 one pass by pass, and the last line says how many differences its number format
+does not explain: the check for bfloat16, FP8 and GPUs, which cannot be exact.
+Exit status: 0 all as it should be, 1 it is not, 2 the folder or the engine cannot be used.
 """
 
 import argparse
@@ -12,29 +15,42 @@ from itertools import groupby
 from pathlib import Path
 
 from sangam_core.errors import ConfigurationError, SangamError
-from sangam_worker.engine import Engine, load_engine
+from sangam_worker.engine import Engine
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.verify import Case, first_difference, read_cases, run_cases
+from sangam_worker.verify.engines import EngineNames, forced_engine
+from sangam_worker.verify.forcing import force_cases
+from sangam_worker.verify.report import tally_lines
+
+_CASES_PER_LINE = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.teacher_forcing and options.split:
+        parser.error("--split moves what an engine keeps, which --teacher-forcing compares")
     try:
         cases = read_cases(options.folder)
-        num_exact = _verify(cases, options)
+        return (_force if options.teacher_forcing else _verify)(cases, options)
     except SangamError as error:
         sys.stderr.write(f"verify: {error}\n")
         return 2
-    _say(f"{num_exact} of {len(cases)} cases exact")
-    return 0 if num_exact == len(cases) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sangam_worker.verify", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m sangam_worker.verify",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder of golden cases")
     parser.add_argument(
-        "--in-flight", type=_positive, default=1, metavar="N", help="cases at once (default 1)"
+        "--in-flight",
+        type=_positive,
+        metavar="N",
+        help="cases at once (default 1; 8 under teacher forcing)",
     )
     parser.add_argument(
         "--split", action="store_true", help="prefill on one engine, decode on another"
@@ -42,6 +58,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the order in which cases start (default 0)"
     )
+    parser.add_argument(
+        "--teacher-forcing", action="store_true", help="compare pass by pass, on golden states"
+    )
+    engine = parser.add_argument_group("the engine that is checked")
+    default = EngineNames()
+    engine.add_argument("--dtype", default=default.dtype, help="float32 (default) or bfloat16")
+    engine.add_argument("--device", default=default.device, help="cpu (default), cuda, cuda:1 ...")
+    engine.add_argument(
+        "--attention",
+        default=default.attention,
+        help="torch (default), flashinfer, flashinfer-fa2 or flashinfer-fa3; norms and rotations "
+        "are of the same library",
+    )
+    engine.add_argument("--quantization", default=default.quantization, help="none (default), fp8")
     return parser
 
 
@@ -54,49 +84,86 @@ def _positive(text: str) -> int:
 
 def _verify(cases: list[Case], options: argparse.Namespace) -> int:
     order = random.Random(options.seed)
+    in_flight = options.in_flight or 1
     num_exact = num_done = 0
-    by_model = sorted(cases, key=lambda case: str(case.model))
-    for model, group in groupby(by_model, key=lambda case: case.model):
-        own = list(group)
+    for model, own in _by_model(cases):
         order.shuffle(own)
-        engines = [_engine(model, own, options.in_flight) for _ in range(1 + options.split)]
-        for ran in run_cases(own, *engines, in_flight=options.in_flight):
+        pages = _pages(own, in_flight)
+        engines = [_engine(model, own, options, pages) for _ in range(1 + options.split)]
+        for ran in run_cases(own, *engines, in_flight=in_flight):
             num_done += 1
             difference = first_difference(ran.case, ran.output_ids, ran.forwards)
             num_exact += difference is None
             if difference is not None:
                 _say(f"{ran.case.id}: {difference}")
-            if num_done % 20 == 0:
-                _say(f"{num_done} of {len(cases)} cases run")
-    return num_exact
+            _say_progress(num_done, len(cases))
+    _say(f"{num_exact} of {len(cases)} cases exact")
+    return 0 if num_exact == len(cases) else 1
 
 
-def _engine(model: Path, cases: Sequence[Case], in_flight: int) -> Engine:
-    """An engine whose pool holds as many cases as are in flight."""
-    if not model.is_dir():
-        raise ConfigurationError(f"{model}: there is no such folder")
-    most_pages = max(case.geometry.num_pages for case in cases)
-    engine = load_engine(str(model), total_pages=most_pages * in_flight)
-    for case in cases:
-        _check_suits(case, engine.model_config)
+def _force(cases: list[Case], options: argparse.Namespace) -> int:
+    order = random.Random(options.seed)
+    in_flight = options.in_flight or 8
+    num_done = num_unexcused = 0
+    for model, own in _by_model(cases):
+        order.shuffle(own)
+        pages = _pages(own, in_flight)
+        forced = forced_engine(model, _names(options), total_pages=pages)
+        _check_suit(own, forced.model_config)
+        for _ in force_cases(own, forced, in_flight=in_flight):
+            num_done += 1
+            _say_progress(num_done, len(cases))
+        for line in tally_lines(model.name, forced.tally):
+            _say(line)
+        num_unexcused += len(forced.tally.disagreements)
+    _say(f"{num_unexcused} differences that {_names(options)} does not explain")
+    return 0 if num_unexcused == 0 else 1
+
+
+def _by_model(cases: list[Case]) -> list[tuple[Path, list[Case]]]:
+    ordered = sorted(cases, key=lambda case: str(case.model))
+    groups = groupby(ordered, key=lambda case: case.model)
+    return [(model, list(group)) for model, group in groups]
+
+
+def _names(options: argparse.Namespace) -> EngineNames:
+    return EngineNames(options.dtype, options.device, options.attention, options.quantization)
+
+
+def _pages(cases: Sequence[Case], in_flight: int) -> int:
+    """For as many cases as are in flight."""
+    return in_flight * max(case.geometry.num_pages for case in cases)
+
+
+def _engine(
+    model: Path, cases: Sequence[Case], options: argparse.Namespace, total_pages: int
+) -> Engine:
+    engine = _names(options).load(model, total_pages)
+    _check_suit(cases, engine.model_config)
     return engine
 
 
-def _check_suits(case: Case, config: ModelConfig) -> None:
+def _check_suit(cases: Sequence[Case], config: ModelConfig) -> None:
     """Refuse a case that this model cannot run, by its name."""
-    model, ids = case.model, (*case.prompt_ids, *case.output_ids)
-    if case.family != config.family:
-        raise ConfigurationError(
-            f"case {case.id}: its family is {case.family}, but {model} is {config.family}"
-        )
-    if case.mask_id != config.mask_id:
-        raise ConfigurationError(
-            f"case {case.id}: its mask_id is {case.mask_id}, but {model} has {config.mask_id}"
-        )
-    if not all(0 <= token < config.vocab_size for token in ids):
-        raise ConfigurationError(
-            f"case {case.id}: its token ids must be in 0..{config.vocab_size - 1}"
-        )
+    for case in cases:
+        model, ids = case.model, (*case.prompt_ids, *case.output_ids)
+        if case.family != config.family:
+            raise ConfigurationError(
+                f"case {case.id}: its family is {case.family}, but {model} is {config.family}"
+            )
+        if case.mask_id != config.mask_id:
+            raise ConfigurationError(
+                f"case {case.id}: its mask_id is {case.mask_id}, but {model} has {config.mask_id}"
+            )
+        if not all(0 <= token < config.vocab_size for token in ids):
+            raise ConfigurationError(
+                f"case {case.id}: its token ids must be in 0..{config.vocab_size - 1}"
+            )
+
+
+def _say_progress(num_done: int, number: int) -> None:
+    if num_done % _CASES_PER_LINE == 0:
+        _say(f"{num_done} of {number} cases run")
 
 
 def _say(line: str) -> None:

@@ -8,18 +8,38 @@ Called by ``__main__`` and tests.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sangam_core.answer import Completion
 from sangam_core.decoding import Resume
 from sangam_core.errors import EngineError
 from sangam_core.wire import BlockKey, BlockStart, KVSource, WireGeometry
 from sangam_worker.block_state import BlockState, Stage, block_state_from
-from sangam_worker.engine import Engine
-from sangam_worker.plan import Pass
+from sangam_worker.kv_pool import KVPool
+from sangam_worker.models.description import ModelConfig
+from sangam_worker.plan import Outcome, Pass, Plan
 from sangam_worker.scheduler import Progress, Scheduler
 from sangam_worker.verify.cases import Case, Forward, Write
 
 _SOURCE = KVSource(worker_id="prefill", epoch="0", url="http://prefill.invalid")
+
+
+class DrivenEngine(Protocol):
+    """What a site needs of an engine."""
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model."""
+        ...
+
+    @property
+    def kv_pool(self) -> KVPool:
+        """Its pages."""
+        ...
+
+    def execute(self, plan: Plan) -> Outcome:
+        """Run an iteration."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +69,7 @@ class _Running:
 class Site:
     """A scheduler and its engine: one worker's inside."""
 
-    def __init__(self, engine: Engine, tau_tokens: int) -> None:
+    def __init__(self, engine: DrivenEngine, tau_tokens: int) -> None:
         self.engine = engine
         self.scheduler = Scheduler(
             mask_id=engine.model_config.mask_id,
@@ -178,8 +198,8 @@ class _Drive:
 
 def run_cases(
     cases: Sequence[Case],
-    prefill: Engine,
-    decode: Engine | None = None,
+    prefill: DrivenEngine,
+    decode: DrivenEngine | None = None,
     *,
     in_flight: int = 1,
     tau_tokens: int = 512,

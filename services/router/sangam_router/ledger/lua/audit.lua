@@ -1,5 +1,5 @@
 -- Everything the ledger holds, of all routers and services, at one instant. ARGV: not used.
--- Returns the hashes load, pages and pending_pages as flat lists, the flat list of records
+-- Returns the hashes load, pages, blocks and pending_pages as flat lists, the flat list of records
 -- (owner, field, value) and of line entries (service, line, member).
 local records, entries, services = {}, {}, {}
 local routers = redis.call('HGETALL', P .. 'routers')
@@ -22,6 +22,7 @@ end
 return {
   redis.call('HGETALL', P .. 'load'),
   redis.call('HGETALL', P .. 'pages'),
+  redis.call('HGETALL', P .. 'blocks'),
   redis.call('HGETALL', P .. 'pending_pages'),
   records,
   entries,

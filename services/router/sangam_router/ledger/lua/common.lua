@@ -6,8 +6,9 @@
 --   router:OWNER              a router's lease: its fence, with expiry
 --   generation                a random word, set when missing: tells an emptied Redis
 --   routers                   hash OWNER -> service, of every router not reaped yet
---   records:OWNER             hash SERIAL:load | SERIAL:pages -> record (see encode_record)
---   load, pages               hashes WORKER US EPOCH -> sum of the records; no field means 0
+--   records:OWNER             hash SERIAL:load | SERIAL:pages | SERIAL:blocks -> record (see
+--                             encode_record)
+--   load, pages, blocks       hashes WORKER US EPOCH -> sum of the records; no field means 0
 --   line:prefill:SERVICE, line:decode:SERVICE
 --                             sorted sets by arrival: REQUEST US OWNER US pages
 --   pending_pages             hash SERVICE -> sum of the decode line's pages; no field means 0
@@ -41,7 +42,9 @@ local function add(counter, field, amount)
   end
 end
 
--- Records. The only places where load and pages change.
+-- Records. The only places where load, pages and blocks change. A blocks record is 1, stands beside
+-- a pages record, and is made by routers whose placement counts blocks. It is a record of its own, so
+-- that routers of versions without it delete it as they do any other.
 
 local function encode_record(amount, worker, epoch, block_key)
   return amount .. US .. worker .. US .. epoch .. US .. block_key

@@ -1,4 +1,4 @@
--- Delete records. ARGV: owner, service, then record fields (SERIAL:load, SERIAL:pages).
+-- Delete records. ARGV: owner, service, then record fields (SERIAL:load, ...).
 -- A record that is not there (released before, reaped) is skipped. Needs no lease: it can only
 -- take away what this router had created. Returns the number of records deleted.
 local owner, service = ARGV[1], ARGV[2]

@@ -1,9 +1,9 @@
 -- Reserve budget and pages for a prefill; leaves the line on success.
 -- ARGV: owner, fence, service, serial, block key, arrival, line member, worker, epoch, role,
---       model, protocol, cost_tokens, num_pages, bound_tokens ('' for none).
+--       model, protocol, cost_tokens, num_pages, num_blocks (0 or 1), bound_tokens ('' for none).
 -- Returns 'ok' or the reason of the refusal. The same serial again changes nothing.
 local owner, fence, service, serial, block_key, arrival, member, worker, epoch, role, model,
-  protocol, cost_tokens, num_pages, bound_tokens = unpack(ARGV)
+  protocol, cost_tokens, num_pages, num_blocks, bound_tokens = unpack(ARGV)
 if not is_known(owner, fence) then return unknown_router() end
 if redis.call('HEXISTS', P .. 'records:' .. owner, serial .. ':load') == 1 then return 'ok' end
 
@@ -27,5 +27,6 @@ end
 
 create_record(owner, serial, 'load', cost_tokens, worker, epoch, block_key)
 create_record(owner, serial, 'pages', num_pages, worker, epoch, block_key)
+create_record(owner, serial, 'blocks', num_blocks, worker, epoch, block_key)
 if depart('prefill', service, member) then wake(service) end
 return 'ok'

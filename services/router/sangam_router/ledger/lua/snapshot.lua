@@ -1,7 +1,8 @@
--- The fleet's load. ARGV: owner, fence, service.
--- Returns pending pages, length of the prefill line, of the decode line, then for every worker
--- with a lease: id, epoch, is_draining, load, pages reserved.
-local owner, fence, service = unpack(ARGV)
+-- The fleet's load. ARGV: owner, fence, service, whether blocks are counted (0, 1).
+-- Returns pending pages, length of the prefill line, of the decode line, the hash blocks as a flat
+-- list (empty where they are not counted), then for every worker with a lease: id, epoch,
+-- is_draining, load, pages reserved.
+local owner, fence, service, counts_blocks = unpack(ARGV)
 if not is_known(owner, fence) then return unknown_router() end
 
 local function counters(name)
@@ -15,6 +16,7 @@ local reply = {
   redis.call('HGET', P .. 'pending_pages', service) or '0',
   redis.call('ZCARD', line_key('prefill', service)),
   redis.call('ZCARD', line_key('decode', service)),
+  counts_blocks == '1' and redis.call('HGETALL', P .. 'blocks') or {},
 }
 for _, worker in ipairs(redis.call('SMEMBERS', P .. 'workers')) do
   local lease = redis.call('HMGET', P .. 'worker:' .. worker, 'epoch', 'is_draining')

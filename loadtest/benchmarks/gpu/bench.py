@@ -1,0 +1,161 @@
+"""The parts of ``make bench-gpu``: what each measures, with which engine, in which order.
+
+Decides order (what needs no compiled kernels while those are compiled, then what the goals need),
+times and pools. How things are measured the modules beside this one decide. Called by
+``__main__``.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from benchmarks.contenders import dense_model
+from benchmarks.gpu.baseline import time_steps
+from benchmarks.gpu.breakdown import profile_passes
+from benchmarks.gpu.ceilings import gpu_of, measure_ceilings
+from benchmarks.gpu.correctness import run_tests
+from benchmarks.gpu.engines import Place, config_of, free_memory, load, name_of
+from benchmarks.gpu.fp8 import time_fp8
+from benchmarks.gpu.gap import measure_gap
+from benchmarks.gpu.operators import time_attention, time_products, time_sampler
+from benchmarks.gpu.parts import Budget, Part, Record
+from benchmarks.gpu.passes import time_passes
+from benchmarks.gpu.sizes import Sizes
+from benchmarks.gpu.transport import time_transport
+from benchmarks.iterations import Iteration
+from sangam_core.geometry import PAGE_TOKENS
+from sangam_loadtest.costs.gpus import Gpu
+
+Measure = Callable[[str, Record, Budget], None]
+"""Measures one model."""
+
+
+class Bench:
+    """The parts, and what later ones take from earlier ones.
+
+    Args:
+        models: the first one, a LLaDA, is the one for which one is enough.
+        tests: paths for pytest. kernels: attention backends that are set beside each other.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        models: Sequence[str],
+        sizes: Sizes,
+        tests: list[str],
+        kernels: Sequence[str],
+    ) -> None:
+        self._place, self._models, self._sizes = place, models, sizes
+        self._tests, self._kernels = tests, kernels
+        self._ceilings: Record = {}
+
+    def parts(self) -> list[Part]:
+        """Every part, the most important first."""
+        first = self._models[0]
+        tests = partial(run_tests, paths=self._tests)
+        return [
+            Part("ceilings", self._measure_ceilings, most_seconds=20),
+            *self._of_models("sampler", self._sampler, 20, needs_kernels=False),
+            *self._of_models("products", self._products, 30, needs_kernels=False),
+            Part("correctness", tests, needs_kernels=True, least_seconds=5, most_seconds=110),
+            *self._of_models("decodes", self._decodes, 45),
+            *self._of_models("prefills", self._eager, 50),
+            self._of_model("cpu gap", self._gap, first, 30),
+            self._of_model("batch 1 step", self._steps, first, 40),
+            self._of_model("transport", self._transport, first, 30),
+            *self._of_models("fp8", self._fp8, 40),
+            *self._of_models("attention", self._attention, 20),
+            *self._of_models("breakdown", self._breakdown, 20),
+        ]
+
+    def _of_models(
+        self, name: str, measure: Measure, seconds: float, *, needs_kernels: bool = True
+    ) -> list[Part]:
+        return [
+            self._of_model(name, measure, model, seconds, needs_kernels=needs_kernels)
+            for model in self._models
+        ]
+
+    def _of_model(
+        self, name: str, measure: Measure, model: str, seconds: float, *, needs_kernels: bool = True
+    ) -> Part:
+        run = partial(measure, model)
+        return Part(f"{name} {name_of(model)}", run, needs_kernels, seconds / 4, seconds)
+
+    @property
+    def _gpu(self) -> Gpu:
+        """Floors need ceilings: without them a part fails, and says so."""
+        if not self._ceilings:
+            raise LookupError("the ceilings were not measured, so there is no floor")
+        return gpu_of(self._ceilings)
+
+    def _measure_ceilings(self, record: Record, budget: Budget) -> None:
+        measure_ceilings(record, self._place.torch_device, self._sizes)
+        self._ceilings = record
+
+    def _sampler(self, model: str, record: Record, budget: Budget) -> None:
+        device, rows = self._place.torch_device, self._sizes.sampler_rows
+        time_sampler(record, name_of(model), config_of(model), rows, device, self._gpu)
+
+    def _products(self, model: str, record: Record, budget: Budget) -> None:
+        shape, device = self._place.shape(model), self._place.torch_device
+        time_products(record, budget, name_of(model), shape, self._sizes.product_rows, device)
+
+    def _decodes(self, model: str, record: Record, budget: Budget) -> None:
+        self._passes("graph", model, self._sizes.graph_iterations, record, budget)
+
+    def _eager(self, model: str, record: Record, budget: Budget) -> None:
+        self._passes("eager", model, self._sizes.eager_iterations, record, budget)
+
+    def _passes(
+        self,
+        launch: str,
+        model: str,
+        iterations: Sequence[Iteration],
+        record: Record,
+        budget: Budget,
+    ) -> None:
+        timed = load(launch, self._place, model, _pages(iterations))
+        time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
+
+    def _gap(self, model: str, record: Record, budget: Budget) -> None:
+        blocks, context = self._sizes.gap_blocks, self._sizes.gap_context_tokens
+        timed = load("graph", self._place, model, blocks * -(-context // PAGE_TOKENS))
+        measure_gap(record, budget, timed.engine, blocks, context)
+
+    def _steps(self, model: str, record: Record, budget: Budget) -> None:
+        context = self._sizes.step_context_tokens
+        timed = load("graph", self._place, model, -(-context // PAGE_TOKENS))
+        dense = dense_model(model, self._place.torch_dtype, self._place.device)
+        time_steps(record, budget, timed.engine, dense, context)
+
+    def _transport(self, model: str, record: Record, budget: Budget) -> None:
+        tokens = self._sizes.transfer_tokens
+        timed = load("eager", self._place, model, 3 * tokens // PAGE_TOKENS)
+        time_transport(record, budget, timed, tokens, self._sizes.max_ctas)
+
+    def _fp8(self, model: str, record: Record, budget: Budget) -> None:
+        iterations = self._sizes.fp8_iterations
+        time_fp8(record, budget, self._place, model, iterations, self._sizes.num_repeats)
+
+    def _attention(self, model: str, record: Record, budget: Budget) -> None:
+        free_memory(self._place.torch_device)
+        time_attention(
+            record,
+            budget,
+            name_of(model),
+            config_of(model),
+            self._sizes.attention_iterations,
+            self._kernels,
+            self._place.torch_device,
+            self._place.torch_dtype,
+        )
+
+    def _breakdown(self, model: str, record: Record, budget: Budget) -> None:
+        iterations = self._sizes.breakdown_iterations
+        timed = load("graph", self._place, model, _pages(iterations))
+        profile_passes(record, budget, timed, iterations, self._gpu)
+
+
+def _pages(iterations: Sequence[Iteration]) -> int:
+    return max(each.num_pages for each in iterations)

@@ -1,0 +1,101 @@
+"""Builds the engines that are measured, one at a time: two would not fit beside their pools.
+
+Decides what "by graph" and "eagerly" mean in the loader's terms. Called by the commands' parts.
+"""
+
+import gc
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.gpu.passes import Timed
+from benchmarks.iterations import SkippableAttention
+from sangam_loadtest.costs.shapes import ModelShape, shape_from
+from sangam_worker.attention.protocol import Attention
+from sangam_worker.engine_loading import ATTENTION_BACKENDS, DTYPES, load_engine
+from sangam_worker.kv_pool import KVPool
+from sangam_worker.models.config import read_model_config, resolve_model
+from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and how models run.
+
+    Attributes:
+        attention, operators: as the engine's loader names them.
+    """
+
+    device: str
+    dtype: str
+    attention: str
+    operators: str
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device."""
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The number format."""
+        return DTYPES[self.dtype]
+
+    def shape(self, model: str) -> ModelShape:
+        """Sizes for the floor, in the number format at hand."""
+        return shape_from(config_of(model), self.torch_dtype.itemsize)
+
+
+def config_of(model: str) -> ModelConfig:
+    """The configuration of a random model, or of a folder's."""
+    if model.startswith(RANDOM_PREFIX):
+        return random_config(model)
+    return read_model_config(resolve_model(model), name=model)
+
+
+def name_of(model: str) -> str:
+    """What results call a model."""
+    return model.removeprefix(RANDOM_PREFIX).rstrip("/").rpartition("/")[2]
+
+
+def load(
+    launch: str, place: Place, model: str, total_pages: int, quantization: str = "none"
+) -> Timed:
+    """An engine that launches its decode passes by ``graph`` or ``eager``.
+
+    What the one before held is given back first, if nobody holds that any more. The eager one can
+    leave its attention out.
+    """
+    free_memory(place.torch_device)
+    skippable: list[SkippableAttention] = []
+
+    def make_skippable(pool: KVPool, num_heads: int) -> Attention:
+        skippable.append(SkippableAttention(ATTENTION_BACKENDS[place.attention](pool, num_heads)))
+        return skippable[0]
+
+    engine = load_engine(
+        model,
+        dtype=place.dtype,
+        device=place.device,
+        total_pages=total_pages,
+        attention=place.attention if launch == "graph" else make_skippable,
+        operators=place.operators,
+        quantization=quantization,
+    )
+    return Timed(
+        engine=engine,
+        shape=place.shape(model),
+        name=name_of(model),
+        kind=place.attention.rpartition("-")[2],
+        launch=launch,
+        is_fp8=quantization == "fp8",
+        skippable=skippable[0] if skippable else None,
+    )
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what dropped models held."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,147 @@
+"""The CPU gap of an iteration: how much of a worker's loop the device stands still.
+
+Decides the load (blocks that decode together for as many passes as they have positions, on the real
+loop, scheduler and engine) and the measure: 1 - device's time over the time from one iteration's
+end to the next one's. Called by the parts.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+from statistics import median
+
+from benchmarks.gpu.parts import Budget, Record, say
+from benchmarks.iterations import BLOCK_LENGTH
+from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
+from sangam_core.errors import SangamError
+from sangam_core.geometry import Geometry
+from sangam_core.wire import BlockEvent, BlockKey, BlockStart, Completed, Lost, WireGeometry
+from sangam_worker.block_state import BlockState, block_state_from
+from sangam_worker.engine import Engine
+from sangam_worker.loop import EngineLoop
+from sangam_worker.metrics import WorkerMetrics
+from sangam_worker.models.description import ModelConfig
+from sangam_worker.plan import Launched, Outcome, Plan
+from sangam_worker.scheduler import Scheduler
+
+_NO_BUDGET_TOKENS = 2**40
+_ONE_A_PASS = Decoding(
+    unmasking=Unmasking(rule=UnmaskingRule.FIXED, steps=BLOCK_LENGTH), eos_rule=EosRule.IGNORE
+)
+_WARM_PASSES = 4
+
+
+class LoopFailed(SangamError):
+    """Blocks were lost, or did not end in time."""
+
+
+class TimedEngine:
+    """An engine, and when each iteration of only decodes ended, with the device's share of it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.decodes: list[tuple[float, float]] = []
+
+    def launch(self, plan: Plan) -> Launched:
+        """Launch it on the engine."""
+        started = time.perf_counter()
+        return _TimedLaunch(self._engine.launch(plan), plan, self.decodes, started)
+
+
+class _TimedLaunch:
+    def __init__(
+        self, launched: Launched, plan: Plan, decodes: list[tuple[float, float]], started: float
+    ) -> None:
+        self._launched, self._plan = launched, plan
+        self._decodes, self._started = decodes, started
+
+    @property
+    def device_seconds(self) -> float | None:
+        return self._launched.device_seconds
+
+    def outcome(self) -> Outcome:
+        outcome = self._launched.outcome()
+        ended = time.perf_counter()
+        if not self._plan.num_prefill_tokens:
+            # On a CPU, where the two are one, the whole of it is the device's.
+            device = self._launched.device_seconds
+            self._decodes.append((ended, ended - self._started if device is None else device))
+        return outcome
+
+
+def measure_gap(
+    record: Record, budget: Budget, engine: Engine, num_blocks: int, context_tokens: int
+) -> None:
+    """Let the blocks decode; fill in ``period_ms``, ``device_ms`` and ``gap_percent``.
+
+    Raises:
+        LoopFailed: a block was lost.
+    """
+    config = engine.model_config
+    timed = TimedEngine(engine)
+    scheduler = Scheduler(
+        mask_id=config.mask_id,
+        total_pages=engine.kv_pool.total_pages,
+        tau_tokens=_NO_BUDGET_TOKENS,
+    )
+    watch = _Watch(num_blocks)
+    loop = EngineLoop(timed, scheduler, watch.publish, WorkerMetrics())
+    loop.start()
+    try:
+        for index in range(num_blocks):
+            loop.submit(_block(index, context_tokens, config), budget.left_seconds)
+        watch.wait(budget.left_seconds)
+    finally:
+        loop.stop(timeout_seconds=30)
+    seen = timed.decodes[_WARM_PASSES:]
+    periods = [after[0] - before[0] for before, after in pairwise(seen)]
+    period, device = median(periods), median(seconds for _, seconds in seen[1:])
+    record |= {
+        "num_blocks": num_blocks,
+        "num_iterations": len(periods),
+        "period_ms": 1000 * period,
+        "device_ms": 1000 * device,
+        "gap_percent": 100 * (1 - device / period),
+    }
+    say(f"         {record}")
+
+
+class _Watch:
+    """Waits for every block's last event."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._left = num_blocks
+        self._lost = ""
+        self._done = threading.Event()
+
+    def publish(self, batch: Sequence[tuple[BlockKey, BlockEvent]]) -> None:
+        for _, event in batch:
+            if isinstance(event, Lost):
+                self._lost = event.reason.message
+            self._left -= isinstance(event, Completed | Lost)
+        if self._left <= 0:
+            self._done.set()
+
+    def wait(self, seconds: float) -> None:
+        if not self._done.wait(max(0.0, seconds)):
+            raise LoopFailed("the blocks did not end in time")
+        if self._lost:
+            raise LoopFailed(self._lost)
+
+
+def _block(index: int, context_tokens: int, config: ModelConfig) -> BlockState:
+    """The last block of a sequence as long as the context."""
+    random = Random(index)
+    prompt = context_tokens - BLOCK_LENGTH
+    ids = [random.randrange(min(1000, config.mask_id)) for _ in range(prompt)]
+    start = BlockStart(
+        key=BlockKey(request_id=f"block-{index}", block=0),
+        worker_epoch="in-process",
+        arrival_seconds=float(index),
+        ids=(*ids, *[config.mask_id] * BLOCK_LENGTH),
+        geometry=WireGeometry.of(Geometry(prompt, 1, BLOCK_LENGTH)),
+        decoding=_ONE_A_PASS,
+    )
+    return block_state_from(start, config.mask_id, config.vocab_size)

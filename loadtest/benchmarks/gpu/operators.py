@@ -1,0 +1,169 @@
+"""Times single operators: matrix products (bf16, FP8), the sampler, attention by backend.
+
+Decides their sizes from a model's shape. Called by the parts; what they find feeds the cost model
+(``products.csv``) and the choice of an attention backend (``attention.csv``).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.ceilings import fp8_product_seconds
+from benchmarks.gpu.parts import Budget, Record, say
+from benchmarks.gpu.passes import plan_of
+from benchmarks.gpu.timing import device_seconds, random_matrix
+from benchmarks.iterations import BLOCK_LENGTH, Iteration
+from sangam_loadtest.costs.gpus import Gpu
+from sangam_loadtest.costs.shapes import ModelShape
+from sangam_worker.attention.protocol import Attention
+from sangam_worker.engine_loading import ATTENTION_BACKENDS
+from sangam_worker.kv_pool import KVPool
+from sangam_worker.models.description import ModelConfig
+from sangam_worker.packing import pack
+from sangam_worker.sampling.candidates import Draw, Measure, propose
+from sangam_worker.sampling.greedy import greedy_kernel
+
+_POOL_LAYERS = 4
+"""Layers of the pool in which attention is timed: what one call leaves in the cache the next three
+write over."""
+
+
+def time_products(
+    record: Record,
+    budget: Budget,
+    name: str,
+    shape: ModelShape,
+    rows: Sequence[int],
+    device: torch.device,
+) -> None:
+    """A line for each number of rows: all layers' products and the head, in milliseconds."""
+    lines: list[dict[str, Any]] = record.setdefault("lines", [])
+    hidden, query = shape.hidden_size, shape.query_size
+    sizes = (
+        (hidden, query + shape.key_value_size),
+        (query, hidden),
+        (hidden, 2 * shape.intermediate_size),
+        (shape.intermediate_size, hidden),
+    )
+    weights = [random_matrix(n, k, device, torch.bfloat16) for k, n in sizes]
+    head = random_matrix(shape.vocab_size, hidden, device, torch.bfloat16)
+    for number, count in enumerate(rows):
+        if budget.left_seconds <= 0:
+            record["cut_short"] = list(rows[number:])
+            return
+        inputs = [random_matrix(count, k, device, torch.bfloat16) for k, _ in sizes]
+        bf16 = sum(map(_product_seconds, inputs, weights))
+        fp8 = sum(map(fp8_product_seconds, inputs, weights))
+        line = {
+            "model": name,
+            "rows": count,
+            "bf16_ms": 1000 * shape.num_layers * bf16,
+            "fp8_ms": 1000 * shape.num_layers * fp8,
+            "head_bf16_ms": 1000 * _product_seconds(inputs[0], head),
+        }
+        lines.append(line)
+        say(f"         {line}")
+
+
+def _product_seconds(inputs: torch.Tensor, weight: torch.Tensor) -> float:
+    return device_seconds(lambda: torch.mm(inputs, weight.t()), inputs.device)
+
+
+def time_sampler(
+    record: Record,
+    name: str,
+    config: ModelConfig,
+    rows: Sequence[int],
+    device: torch.device,
+    gpu: Gpu,
+) -> None:
+    """Milliseconds to read so many rows of logits: the kernel, or torch's operators on a CPU."""
+    dtype = torch.bfloat16
+    kernel = greedy_kernel(config, dtype, device)
+    lines: list[dict[str, Any]] = record.setdefault("lines", [])
+    draw = Draw(config.family, 0.0, 1.0, 0, Measure.PROBABILITY)
+    no_keys = torch.zeros(0, dtype=torch.int64, device=device)
+    for count in rows:
+        logits = random_matrix(count, config.vocab_size, device, dtype)
+        run: Callable[[], object] = partial(propose, logits, draw, no_keys, config.mask_id)
+        if kernel is not None:
+            run = partial(kernel, logits, config.mask_id, 2)
+        floor = 1000 * logits.nbytes / gpu.bytes_per_second
+        line = {
+            "model": name,
+            "rows": count,
+            "ms": 1000 * device_seconds(run, device, num_inner=10),
+            "floor_ms": floor,
+            "is_kernel": kernel is not None,
+        }
+        lines.append(line)
+        say(f"         {line}")
+
+
+def time_attention(
+    record: Record,
+    budget: Budget,
+    name: str,
+    config: ModelConfig,
+    iterations: Sequence[Iteration],
+    kernels: Sequence[str],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Attention of all layers by backend, planning left out; and which one each batch is for."""
+    lines: list[dict[str, Any]] = record.setdefault("lines", [])
+    pool = KVPool(
+        num_layers=_POOL_LAYERS,
+        total_pages=max(each.num_pages for each in iterations),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    for layer in pool.layers:
+        layer.normal_()
+    backends = {each: ATTENTION_BACKENDS[each](pool, config.num_heads) for each in kernels}
+    for number, iteration in enumerate(iterations):
+        if budget.left_seconds <= 0:
+            record["cut_short"] = [str(each) for each in iterations[number:]]
+            return
+        seen = {
+            f"{kernel}_ms": 1000
+            * config.num_layers
+            * _attention_seconds(each, pool, config, iteration)
+            for kernel, each in backends.items()
+        }
+        line = {
+            "model": name,
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "prefill_tokens": iteration.prefill_tokens,
+            "decode_blocks": iteration.decode_blocks,
+            "context_tokens": iteration.context_tokens,
+            **seen,
+            "fastest": min(seen, key=lambda each: seen[each]).removesuffix("_ms"),
+        }
+        lines.append(line)
+        say(f"         {line}")
+
+
+def _attention_seconds(
+    backend: Attention, pool: KVPool, config: ModelConfig, iteration: Iteration
+) -> float:
+    """Of one layer."""
+    plan = plan_of(iteration, config, pool.total_pages)
+    layout = pack(plan.passes, config.family).layout
+    backend.plan(layout)
+    num_rows = iteration.prefill_tokens + BLOCK_LENGTH * iteration.decode_blocks
+    q, k, v = (
+        torch.randn(num_rows, heads, config.head_dim, device=pool.device).to(pool.dtype)
+        for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    )
+
+    def run() -> None:
+        for layer in range(pool.num_layers):
+            backend.run(q, k, v, layer)
+
+    return device_seconds(run, pool.device) / pool.num_layers

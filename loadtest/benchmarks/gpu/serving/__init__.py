@@ -1,0 +1,1 @@
+"""The paper's Figure 8 on one GPU: latency against request rate, batched and one at a time."""

@@ -1,0 +1,36 @@
+"""The serving run as markdown: the ratios at equal mean latency, then what was measured."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.gpu.serving.figure_8 import BATCHED, ONE, PLAIN
+from benchmarks.gpu.tables import markdown, tables_of_parts
+
+GOAL_RATIO = 4.0
+"""The issue's, at equal mean latency; the paper has about 3."""
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """All of it."""
+    machine = ", ".join(f"{key}: {value}" for key, value in results["machine"].items())
+    options = ", ".join(f"{key} {value}" for key, value in results["options"].items())
+    lines = results["parts"].get("figure 8", {}).get("found", {}).get("lines", [])
+    rows = [_row(line) for line in lines]
+    head = ("mean latency s", BATCHED, ONE, PLAIN, "over batch 1", "over plain loop", "")
+    sections = [
+        f"# One GPU against batch 1\n\n{machine}.\n\n{options}.",
+        "Requests a second at equal mean latency; goal: "
+        f">= {GOAL_RATIO:g} times batch 1 (the paper: about 3).\n\n" + markdown(head, rows),
+        tables_of_parts(results["parts"]),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _row(line: Mapping[str, Any]) -> list[str]:
+    ratio = line[f"ratio to {ONE}"]
+    verdict = "not enclosed by the rates" if ratio is None else "missed"
+    if ratio is not None and ratio >= GOAL_RATIO:
+        verdict = "met"
+    cells = [line["mean_seconds"], *(line.get(name) for name in (BATCHED, ONE, PLAIN))]
+    cells += [ratio, line[f"ratio to {PLAIN}"]]
+    return [*("" if cell is None else f"{cell:.3g}" for cell in cells), verdict]

@@ -1,0 +1,76 @@
+"""Which of FlashInfer's kernels a model needs, as what compiles them; and a script for images.
+
+Paged and ragged prefill attention (decode blocks of 32 queries are prefills to FlashInfer), the
+writing of pages, norms, rotation and the gate: all that a worker asks for. ``kernels`` compiles
+what is missing before a worker's port opens. The gpu image's build runs this file alone, with nvcc,
+so that a worker of LLaDA-8B or Dream-7B finds everything there; it imports nothing of Sangam's, for
+no code is there yet:
+
+    FLASHINFER_CUDA_ARCH_LIST=9.0a python flashinfer_kernels.py
+
+(``python -m flashinfer.aot`` would compile much more, and from an installed package nothing at all:
+it looks for the sources where FlashInfer's repository has them.)
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+
+HEAD_DIM = 128
+"""Of LLaDA-8B and Dream-7B."""
+
+DTYPE = torch.bfloat16
+
+
+def wanted(head_dim: int = HEAD_DIM, backends: Sequence[str] = ("fa2", "fa3")) -> list[Any]:
+    """One of FlashInfer's ``JitSpec`` a shared library; names are those asked for at run time.
+
+    Args:
+        head_dim: of the kernels: 64, 128 or 256. backends: of attention.
+    """
+    jit = import_module("flashinfer.jit")
+    attention = [
+        jit.gen_batch_prefill_module(
+            backend=backend,
+            dtype_q=DTYPE,
+            dtype_kv=DTYPE,
+            dtype_o=DTYPE,
+            dtype_idx=torch.int32,
+            head_dim_qk=head_dim,
+            head_dim_vo=head_dim,
+            pos_encoding_mode=0,
+            use_sliding_window=False,
+            use_logits_soft_cap=False,
+            use_fp16_qk_reduction=False,
+        )
+        for backend in backends
+    ]
+    return [
+        *attention,
+        import_module("flashinfer.jit.page").gen_page_module(),
+        import_module("flashinfer.jit.norm").gen_norm_module(),
+        import_module("flashinfer.jit.rope").gen_rope_module(),
+        import_module("flashinfer.jit.activation").gen_act_and_mul_module("silu"),
+    ]
+
+
+def build(kernels: Sequence[Any]) -> None:
+    """Compile, side by side. ``RuntimeError`` with the compiler's words when that fails."""
+    import_module("flashinfer.jit").build_jit_specs(list(kernels), verbose=False)
+
+
+def main() -> None:
+    """Build, and put the libraries where FlashInfer looks before it compiles."""
+    kernels = wanted()
+    import_module("flashinfer.jit").build_jit_specs(kernels, verbose=True, skip_prebuilt=False)
+    directory = import_module("flashinfer.jit.env").FLASHINFER_AOT_DIR
+    import_module("flashinfer.aot").copy_built_kernels(kernels, directory)
+    for kernel in kernels:
+        sys.stdout.write(f"compiled {kernel.aot_path}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Which transport a worker moves KV by: as set, or what suits its device.
+
+Called by the worker's start. Both workers of a pair must have chosen alike; the exchange says so
+when they have not.
+"""
+
+from typing import Protocol
+
+import structlog
+import torch
+
+from sangam_worker.settings import WorkerSettings
+from sangam_worker.transfer.cuda_streams import CudaStreams, allow_many_streams
+from sangam_worker.transfer.gloo import GlooTransport
+from sangam_worker.transfer.layer_rows import LayeredPool
+from sangam_worker.transfer.nccl import NcclTransport
+from sangam_worker.transfer.nccl_library import load_nccl
+from sangam_worker.transfer.pool import KVPool
+from sangam_worker.transfer.protocol import KVTransport
+
+log = structlog.get_logger(__name__)
+
+
+class MovablePool(KVPool, LayeredPool, Protocol):
+    """A pool that any transport can move."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its pages are."""
+        ...
+
+
+def prepare_transport(settings: WorkerSettings) -> None:
+    """Before the process uses CUDA, and before it spends minutes on a model.
+
+    Raises:
+        ConfigurationError: NCCL is to be used, and cannot be had here.
+    """
+    if settings.uses_nccl:
+        allow_many_streams()
+        load_nccl(torch.device(settings.device))
+
+
+def open_transport(settings: WorkerSettings, pool: MovablePool) -> KVTransport:
+    """The transport over a pool.
+
+    Raises:
+        ConfigurationError: NCCL cannot be had here, or the address is not this machine's.
+    """
+    if not settings.uses_nccl:
+        return GlooTransport(pool, settings.reachable_host)
+    return nccl_transport(pool, settings.nccl_max_ctas)
+
+
+def nccl_transport(pool: MovablePool, max_ctas: int) -> NcclTransport:
+    """NCCL over a pool on a GPU."""
+    library = load_nccl(pool.device)
+    log.info("KV moves by NCCL", version=str(library.get_version().libnccl), max_ctas=max_ctas)
+    return NcclTransport(pool, library, CudaStreams(pool.device), max_ctas=max_ctas)

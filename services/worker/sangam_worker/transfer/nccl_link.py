@@ -1,0 +1,146 @@
+"""A non-blocking NCCL communicator, and waiting for it: with a deadline, until it is given up.
+
+Its calls return at once; whether they came to anything is asked for again and again, in the thread
+that made them, never inside NCCL. Only ending it may come from another thread, for the case that
+a call is stuck after all. Called by ``nccl`` and ``nccl_loop``.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import structlog
+
+from sangam_core.errors import TransferError
+from sangam_worker.transfer.lanes import SideStreams
+from sangam_worker.transfer.nccl_library import IN_PROGRESS, SUCCESS, Communicator, Nccl
+
+log = structlog.get_logger(__name__)
+
+_SHORTEST_PAUSE_SECONDS = 20e-6
+"""A queued send takes NCCL about this long; a transfer has dozens."""
+
+_LONGEST_PAUSE_SECONDS = 500e-6
+"""Short against a transfer, long enough to leave the interpreter to the GPU thread."""
+
+
+class Link:
+    """One communicator. One thread uses it at a time; ``give_up`` and ``end`` any."""
+
+    def __init__(self, library: Nccl, communicator: Communicator) -> None:
+        self._library = library
+        self._lock = threading.Lock()
+        self._communicator: Communicator | None = communicator
+        self._given_up = threading.Event()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether whoever waits is to stop."""
+        return self._given_up.is_set()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the communicator is gone."""
+        return self._communicator is None
+
+    @property
+    def communicator(self) -> Communicator:
+        """To make calls with, inside ``call``. ``TransferError`` once it has ended."""
+        if (communicator := self._communicator) is None:
+            raise TransferError("the channel was aborted")
+        return communicator
+
+    def call(self, make_calls: Callable[[Communicator], None], deadline: float) -> None:
+        """Call into NCCL and wait until it has queued what it was told. Raises as ``wait``."""
+        try:
+            make_calls(self.communicator)
+        except TransferError:
+            raise
+        except Exception as error:
+            self._stop_if_given_up()
+            raise TransferError(f"NCCL: {type(error).__name__}: {error}") from error
+        self.wait(lambda: self._state() == SUCCESS, deadline)
+
+    def wait(self, is_met: Callable[[], bool], deadline: float) -> None:
+        """Wait until a condition is met.
+
+        Args:
+            deadline: on the monotonic clock.
+
+        Raises:
+            TransferError: the link was given up, NCCL has failed, or the time is over.
+        """
+        pause_seconds = _SHORTEST_PAUSE_SECONDS
+        while True:
+            self._stop_if_given_up()
+            if (state := self._state()) not in (SUCCESS, IN_PROGRESS):
+                raise TransferError(f"NCCL: {self._library.get_error_string(state)}")
+            if is_met():
+                return
+            if time.monotonic() >= deadline:
+                raise TransferError("the transfer's deadline has passed")
+            self._given_up.wait(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+    def give_up(self) -> bool:
+        """Wake whoever waits; whether nobody has done so before."""
+        with self._lock:
+            is_first = not self._given_up.is_set()
+            self._given_up.set()
+        return is_first
+
+    def end(self) -> None:
+        """Abort the communicator, once. What it has on the device ends soon after."""
+        with self._lock:
+            communicator, self._communicator = self._communicator, None
+            self._given_up.set()
+        if communicator is None:
+            return
+        try:
+            communicator.abort()
+        except Exception as error:  # noqa: BLE001 - there is nothing else to end it with
+            log.warning("NCCL cannot abort", error=f"{type(error).__name__}: {error}")
+
+    def _state(self) -> int:
+        try:
+            return int(self.communicator.get_async_error())
+        except TransferError:
+            raise
+        except Exception as error:
+            self._stop_if_given_up()
+            raise TransferError(f"NCCL: {type(error).__name__}: {error}") from error
+
+    def _stop_if_given_up(self) -> None:
+        if self._given_up.is_set():
+            raise TransferError("the channel was aborted")
+
+
+def open_link(
+    library: Nccl,
+    streams: SideStreams,
+    *,
+    num_ranks: int,
+    rank: int,
+    unique_id: bytes,
+    max_ctas: int,
+    deadline: float,
+) -> Link:
+    """Meet the other rank.
+
+    Raises:
+        TransferError: it did not come before the deadline, or NCCL cannot reach it.
+    """
+    config = library.NCCLConfig(blocking=False, max_ctas=max_ctas)
+    try:
+        with streams.entered():
+            name = library.UniqueId.from_bytes(unique_id)
+            link = Link(library, library.Communicator.init(num_ranks, rank, name, config))
+    except Exception as error:
+        message = f"NCCL did not connect: {type(error).__name__}: {error}"
+        raise TransferError(message) from error
+    try:
+        link.call(lambda communicator: None, deadline)
+    except TransferError as error:
+        link.end()
+        raise TransferError(f"NCCL did not connect: {error}") from None
+    return link

@@ -1,0 +1,118 @@
+"""``make bench-gpu`` from end to end on a CPU: every part runs, every file comes out."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.loadtest.gpu.tiny import DREAM, LLADA, ON_CPU
+
+from benchmarks.gpu.__main__ import main
+from sangam_loadtest.costs.measurements import read_fp8_passes, read_passes, read_products
+
+SOME_TESTS = "tests/loadtest/test_rounds.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("bench")
+    models = ["--models", LLADA, DREAM, "--kernels", "torch", "--tests", SOME_TESTS]
+    assert main([*ON_CPU, "--sizes", "tiny", "--out", str(out), *models]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return read
+
+
+def test_every_part_is_done(results: dict[str, Any]) -> None:
+    statuses = {name: part["status"] for name, part in results["parts"].items()}
+    assert set(statuses.values()) == {"done"}
+    assert {name.partition(" ")[0] for name in statuses} == {
+        "ceilings", "sampler", "products", "correctness", "decodes", "prefills", "cpu", "batch",
+        "transport", "fp8", "attention", "breakdown",
+    }  # fmt: skip
+    assert results["parts"]["correctness"]["found"]["passed"] > 0
+    assert results["used_seconds"] > 0
+
+
+def test_times_are_positive_and_beside_a_floor(results: dict[str, Any]) -> None:
+    lines = [
+        line
+        for name, part in results["parts"].items()
+        if name.startswith(("decodes", "prefills"))
+        for line in part["found"]["lines"]
+    ]
+    assert len(lines) == 2 * (2 + 3)
+    for line in lines:
+        assert line["total_ms"] > 0
+        assert line["wall_ms"] >= line["host_ms"] > 0
+        assert line["floor_ms"] > 0
+    assert {line["launch"] for line in lines} == {"graph", "eager"}
+    with_prefill = [line for line in lines if line["prefill_tokens"]]
+    assert all(line["without_attention_ms"] > 0 for line in with_prefill)
+
+
+def test_a_period_of_the_loop_is_longer_than_the_engines_part_of_it(
+    results: dict[str, Any],
+) -> None:
+    found = results["parts"]["cpu gap llada-tiny-a"]["found"]
+    assert found["period_ms"] > found["device_ms"] > 0
+    assert 0 < found["gap_percent"] < 100
+
+
+def test_a_breakdown_names_the_operators(results: dict[str, Any]) -> None:
+    for each in results["parts"]["breakdown dream-tiny-a"]["found"]["passes"]:
+        assert {"products", "attention"} <= each["by_class_ms"].keys()
+        assert each["longest_ms"]
+        assert each["floor_ms"].keys() == {"products", "attention", "small kernels", "sampler"}
+
+
+def test_the_cost_model_reads_what_was_measured(folder: Path) -> None:
+    passes = read_passes(folder / "passes.csv")
+    assert {(row.launch, row.batch.num_prefills) for row in passes} == {
+        ("graph", 0), ("eager", 1), ("eager", 0),
+    }  # fmt: skip
+    assert not any(row.is_worker for row in passes)
+    assert {row.backend for row in passes} == {"torch"}
+    assert len(read_fp8_passes(folder / "fp8.csv")) == 2 * 2 * 2
+    assert {row.rows for row in read_products(folder / "products.csv")} == {16}
+
+
+def test_attention_backends_are_told_by_batch(folder: Path) -> None:
+    with (folder / "attention.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["num_heads"], row["num_kv_heads"]) for row in rows} == {("4", "4"), ("4", "2")}
+    assert {row["fastest"] for row in rows} == {"torch"}
+    assert all(float(row["torch_ms"]) > 0 for row in rows)
+
+
+def test_the_table_has_the_goals_and_each_part(folder: Path, results: dict[str, Any]) -> None:
+    table = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| llada-8b decode pass, graph, context 1024, 8 blocks | not measured |" in table
+    assert all(f"## {name}\n" in table for name in results["parts"])
+
+
+def test_a_part_by_name_runs_alone(tmp_path: Path) -> None:
+    options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--only", "ceilings"]
+    assert main(options) == 0
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert list(results["parts"]) == ["ceilings"]
+
+
+def test_a_failed_part_makes_the_exit_status_1_and_is_in_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--models", LLADA]
+    # Without ceilings there is no floor.
+    assert main([*options, "--only", "decodes"]) == 1
+    assert "NOT DONE  decodes llada-tiny-a: failed: LookupError" in capsys.readouterr().err
+    assert "**failed**: LookupError" in (tmp_path / "table.md").read_text(encoding="utf-8")
+
+
+def test_without_a_gpu_the_command_says_how_to_try_it(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--device cpu"):
+        main(["--out", str(tmp_path)])

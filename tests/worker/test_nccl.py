@@ -1,0 +1,365 @@
+"""KV over NCCL, on a fake of it whose calls are bound against the installed signatures."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from pydantic import SecretStr
+from tests.worker.fakes import ToyPool, toy_answer
+from tests.worker.harness import a_client, a_decode, a_sequence, a_start, a_worker
+from tests.worker.nccl_fake import FakeNccl, FakeNetwork
+from tests.worker.nccl_installed import INSTALL, is_installed, signature
+from tests.worker.side_streams_fake import FakeStreams
+from tests.worker.transport_checks import TransportChecks, a_pool, failed, move
+
+from sangam_core.errors import ConfigurationError, TransferError
+from sangam_core.placement import Role
+from sangam_core.wire import PassRan
+from sangam_worker.kv_pool import KVPool
+from sangam_worker.settings import WorkerSettings
+from sangam_worker.transfer import nccl
+from sangam_worker.transfer.choice import open_transport, prepare_transport
+from sangam_worker.transfer.chunks import chunks_of, pages_in
+from sangam_worker.transfer.memory import SLOT_BYTES
+from sangam_worker.transfer.nccl import NcclTransport
+from sangam_worker.transfer.nccl_library import load_nccl
+from sangam_worker.transfer.nccl_loop import NcclLoop
+from sangam_worker.transfer.protocol import KVChannel, Side
+
+PAGE_BYTES = 2 * 16 * 2 * 4
+"""Of a toy pool in float32, in one layer."""
+
+
+class Rig(TransportChecks):
+    """Transports on one network, each with a device of its own.
+
+    Attributes:
+        jitter_seconds: everything that a device does begins up to this much late.
+        slot_pages: pages of a staging slot.
+    """
+
+    jitter_seconds = 0.0
+    slot_pages = 5
+
+    @pytest.fixture(autouse=True)
+    def _network(self) -> Iterator[None]:
+        self.network = FakeNetwork()
+        self.devices_made: list[FakeStreams] = []
+        self.libraries: list[FakeNccl] = []
+        yield
+        for device in self.devices_made:
+            device.close()
+
+    def a_transport(self, pool: ToyPool, slot_bytes: int | None = None) -> NcclTransport:
+        self.devices_made.append(FakeStreams(self.jitter_seconds))
+        self.libraries.append(self.network.library())
+        return NcclTransport(
+            pool,
+            self.libraries[-1],
+            self.devices_made[-1],
+            max_ctas=4,
+            slot_bytes=slot_bytes or self.slot_pages * PAGE_BYTES,
+        )
+
+    def a_pair(self) -> tuple[KVChannel, KVChannel]:
+        return self.pair(*self.transports())
+
+
+class TestNcclOnASlowDevice(Rig):
+    """One page a message, and nothing done when a call returns."""
+
+    jitter_seconds = 0.002
+    slot_pages = 1
+
+
+class TestNcclInWholeTransfers(Rig):
+    """Everything in one message."""
+
+    slot_pages = 1000
+
+
+class TestNcclThatHearsNothingOfItsPeer(Rig):
+    """As without a network card between: only the deadline tells."""
+
+    @pytest.fixture(autouse=True)
+    def _deaf(self, _network: None) -> None:
+        self.network.tells_of_ends = False
+
+
+class TestNccl(Rig):
+    """Several messages a layer, or a layer or two a message; and what is peculiar to NCCL."""
+
+    def test_slots_are_used_again_only_when_they_are_free(self) -> None:
+        """The receiver's scatters lag far behind its receives."""
+        source, target = self.pools()
+        sender, receiver = self.pair(self.a_transport(source), self.a_transport(target))
+        copies, wire = self.devices_made[1].made
+        copies.jitter_seconds = 0.02
+        move(sender, receiver, range(20), range(12, 32))
+        assert torch.equal(target.layers[:, 12:32], source.layers[:, :20])
+        assert wire.failure is None
+
+    def test_a_peer_s_end_is_told_at_once_where_nccl_knows(self) -> None:
+        sender, receiver = self.a_pair()
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(receiver.receive, (0,), 60.0)
+            sender.abort()
+            with pytest.raises(TransferError, match="remote process exited"):
+                waiting.result(10)
+
+    def test_an_abort_wakes_the_call_that_waits(self) -> None:
+        sender, receiver = self.a_pair()
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(receiver.receive, (0,), 60.0)
+            receiver.abort()
+            with pytest.raises(TransferError, match="aborted"):
+                waiting.result(10)
+        sender.abort()
+
+    def test_ends_that_disagree_on_the_pages_fail_at_the_deadline(self) -> None:
+        sender, receiver = self.a_pair()
+        with ThreadPoolExecutor(1) as executor:
+            sent = executor.submit(sender.send, (1, 2, 3), 0.5)
+            with pytest.raises(TransferError):
+                receiver.receive((1, 2), 0.5)
+            assert failed(sent)
+
+    def test_pages_that_are_not_in_the_pool_never_reach_the_device(self) -> None:
+        sender, receiver = self.a_pair()
+        for pages in ((64,), (-1,), ()):
+            with pytest.raises(ValueError, match="of a pool of 64"):
+                sender.send(pages, 5.0)
+            with pytest.raises(TransferError):
+                receiver.receive((0,), 0.2)
+            sender, receiver = self.a_pair()
+        assert not any(stream.failure for device in self.devices_made for stream in device.made)
+
+    @pytest.mark.parametrize("name", ["send", "recv"])
+    def test_a_call_that_is_stuck_in_nccl_is_aborted_from_outside(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(nccl, "_STUCK_SECONDS", 0.1)
+        sender, receiver = self.a_pair()
+        self.network.stuck_in = {name}
+        call = sender.send if name == "send" else receiver.receive
+        with ThreadPoolExecutor(1) as executor:
+            for_ever = executor.submit(call, (0,), 0.2)
+            assert failed(for_ever)
+        self.network.stuck_in = set()
+        move(*self.a_pair(), (0,), (1,))
+
+    def test_an_aborted_call_returns_only_when_the_device_has_let_go_of_the_pages(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(nccl, "_LET_GO_SECONDS", 0.05)
+        here, there = self.transports()
+        sender, _ = self.pair(here, there)
+        copies = self.devices_made[0].made[0]
+        copies.gate.clear()
+        with ThreadPoolExecutor(1) as executor:
+            waiting = executor.submit(sender.send, (0, 1), 0.1)
+            assert until(lambda: here.ailment() is not None)
+            assert "does not end" in str(here.ailment())
+            assert not waiting.done()
+            copies.gate.set()
+            assert failed(waiting)
+        assert here.ailment() is None
+
+    def test_a_device_that_fails_makes_the_worker_unready(self) -> None:
+        here, there = self.transports()
+        sender, receiver = self.pair(here, there)
+        self.devices_made[0].made[0].failure = RuntimeError("an illegal memory access")
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            sender.send((0,), 5.0)
+        assert "illegal memory access" in str(here.ailment())
+        receiver.abort()
+
+    def test_staging_memory_is_bounded_counted_and_used_again(self) -> None:
+        here, there = self.transports()
+        assert here.staging_bytes == 0
+        pairs = [self.pair(here, there, str(number)) for number in range(3)]
+        each = 2 * self.slot_pages * PAGE_BYTES + 8 * 64
+        assert here.staging_bytes == there.staging_bytes == 3 * each
+        for sender, receiver in pairs:
+            sender.abort()
+            receiver.abort()
+        assert until(lambda: self.num_free(here) == 3)
+        move(*self.pair(here, there, "again"), range(30), range(30))
+        assert here.staging_bytes == 3 * each
+        here.close()
+        assert here.staging_bytes == each
+
+    def num_free(self, transport: NcclTransport) -> int:
+        """How many lanes a close would free, in effect."""
+        return len(transport._lanes._free)
+
+    def test_a_small_pool_stages_no_more_than_itself(self) -> None:
+        pool = a_pool()
+        here = self.a_transport(pool, slot_bytes=2**30)
+        self.pair(here, self.a_transport(a_pool(), slot_bytes=2**30))
+        assert here.staging_bytes == 2 * pool.layers.nbytes + 8 * 64
+
+    def test_memory_that_is_short_is_an_error_of_the_transfer(self) -> None:
+        here, there = self.transports()
+        self.devices_made[0].is_out_of_memory = True
+        with ThreadPoolExecutor(1) as executor:
+            offer = there.offer()
+            other = executor.submit(there.connect, Side.RECEIVER, "c", offer, 10.0)
+            with pytest.raises(TransferError, match="no memory to stage KV in"):
+                here.connect(Side.SENDER, "c", offer, 10.0)
+            with pytest.raises(TransferError):
+                other.result(10).receive((0,), 0.5)
+
+    def test_workers_that_cut_messages_differently_say_so(self) -> None:
+        here = self.a_transport(a_pool())
+        there = self.a_transport(a_pool(), slot_bytes=7 * PAGE_BYTES)
+        with pytest.raises(TransferError, match=r"7 pages there, 5 here.*versions"):
+            here.connect(Side.SENDER, "c", there.offer(), 1.0)
+
+    def test_communicators_are_non_blocking_with_few_thread_blocks(self) -> None:
+        self.a_pair()
+        assert [config.max_ctas for each in self.libraries for config in each.configs] == [4, 4]
+
+    def test_a_communicator_of_one_rank_copies_pages_to_itself(self) -> None:
+        pool, streams = a_pool(), FakeStreams(jitter_seconds=0.001)
+        self.devices_made.append(streams)
+        wanted = pool.layers[:, [3, 1, 4, 15, 9, 2]].clone()
+        with NcclLoop(
+            pool, self.network.library(), streams, max_ctas=2, slot_bytes=4 * PAGE_BYTES
+        ) as loop:
+            streams.made[2].jitter_seconds = 0.01  # the scatters
+            for targets in ((20, 22, 21, 30, 31, 32), (40, 41, 42, 43, 44, 45)):
+                assert loop.copy((3, 1, 4, 15, 9, 2), targets, 10.0) == wanted.nbytes
+                assert torch.equal(pool.layers[:, list(targets)], wanted)
+
+    def test_many_pairs_move_at_once(self) -> None:
+        source, target = self.pools()
+        here, there = self.a_transport(source), self.a_transport(target)
+        pairs = [self.pair(here, there, str(number)) for number in range(6)]
+        with ThreadPoolExecutor(6) as executor:
+            jobs = [
+                executor.submit(move, *pair, range(8 * n, 8 * n + 8), range(8 * n + 8, 8 * n + 16))
+                for n, pair in enumerate(pairs)
+            ]
+            for job in jobs:
+                job.result(20)
+        assert torch.equal(target.layers[:, 8:56], source.layers[:, :48])
+
+
+def until(is_met: Any, seconds: float = 10.0) -> bool:
+    """Whether a condition comes to be met."""
+    deadline = time.monotonic() + seconds
+    while not is_met():
+        if time.monotonic() > deadline:
+            return False
+        threading.Event().wait(0.002)
+    return True
+
+
+def test_every_page_of_every_layer_is_in_one_message_that_fits_a_slot() -> None:
+    random = Random(1)
+    for _ in range(200):
+        num_layers, num_pages, slot_pages = (random.randint(1, high) for high in (40, 70, 90))
+        chunks = chunks_of(num_layers, num_pages, slot_pages)
+        parts = [part for chunk in chunks for part in chunk]
+        moved = [(part.layer, page) for part in parts for page in range(part.start, part.stop)]
+        assert moved == [(layer, page) for layer in range(num_layers) for page in range(num_pages)]
+        for chunk in chunks:
+            assert pages_in(chunk) <= slot_pages
+            rows = [row for part in chunk for row in range(part.rows.start, part.rows.stop)]
+            assert rows == list(range(pages_in(chunk)))
+
+
+def test_a_llada_layer_of_2048_tokens_is_one_message_and_eight_of_dream() -> None:
+    assert len(chunks_of(32, 128, SLOT_BYTES // (2 * 16 * 32 * 128 * 2))) == 32
+    assert len(chunks_of(28, 128, SLOT_BYTES // (2 * 16 * 4 * 128 * 2))) == 4
+
+
+async def test_a_block_moves_between_two_workers_by_nccl() -> None:
+    network, devices = FakeNetwork(), []
+
+    def make_transport(pool: Any) -> NcclTransport:
+        devices.append(FakeStreams())
+        return NcclTransport(pool, network.library(), devices[-1], max_ctas=4, slot_bytes=1000)
+
+    sends = {"role": Role.PREFILL, "worker_id": "sender", "make_transport": make_transport}
+    receives = {"role": Role.DECODE, "worker_id": "receiver", "make_transport": make_transport}
+    ids = a_sequence()
+    async with a_worker(**sends) as sender, a_worker(**receives) as receiver, a_client() as client:
+        for name in ("r1", "r2"):
+            first = await client.start(sender, a_start(sender, name, ids=ids, hands_over=True))
+            await first.until(PassRan)
+            start = a_decode(receiver, sender, first.overlay(ids), name)
+            second = await client.start(receiver, start)
+            assert (await second.rest())[-1] == "completed"
+            assert (await first.rest())[-1] == "kv_sent"
+            assert first.tokens() + second.tokens() == toy_answer(ids, range(20, 36))
+            staging = await client.metric(sender, "sangam_worker_kv_staging_bytes")
+            assert staging == 2 * 3 * PAGE_BYTES + 8 * 64
+    for device in devices:
+        device.close()
+
+
+# -- the library, and who gets it -----------------------------------------------------------------
+
+
+@pytest.mark.skipif(not is_installed(), reason=f"no GPU is needed for: {INSTALL}")
+def test_every_call_is_one_that_the_installed_release_takes() -> None:
+    signature("Communicator.init").bind(2, 0, object(), object())
+    with pytest.raises(TypeError):
+        signature("NCCLConfig").bind(max_blocks=1)
+    import nccl.core
+
+    unique_id = nccl.core.get_unique_id(empty=True)
+    assert len(bytes(nccl.core.UniqueId.from_bytes(bytes(unique_id)))) == 128
+    config = nccl.core.NCCLConfig(blocking=False, max_ctas=4)
+    assert (config.blocking, config.max_ctas) == (False, 4)
+
+
+def settings(**fields: Any) -> WorkerSettings:
+    return WorkerSettings(internal_token=SecretStr("t"), **fields)
+
+
+def test_nccl_is_for_gpus_and_gloo_for_the_rest_unless_it_is_set() -> None:
+    assert not settings().uses_nccl
+    assert settings(device="cuda:0").uses_nccl
+    assert not settings(device="cuda:0", kv_transport="gloo").uses_nccl
+    pool = KVPool(num_layers=2, total_pages=4, num_kv_heads=1, head_dim=16)
+    prepare_transport(settings())
+    assert open_transport(settings(), pool).name == "gloo"
+
+
+def test_a_worker_without_nccl_says_so_before_it_loads_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    for blocked, message in (("nccl.core", "install the extra"), (None, "libnccl.so.2")):
+        if blocked is not None:
+            monkeypatch.setitem(sys.modules, blocked, None)
+        else:
+            monkeypatch.setitem(sys.modules, "nccl.core", NcclWithoutALibrary())
+        with pytest.raises(ConfigurationError, match=message):
+            prepare_transport(settings(device="cuda:0"))
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "16"
+    with pytest.raises(ConfigurationError, match="needs a CUDA device, not cpu"):
+        load_nccl(torch.device("cpu"))
+
+
+class NcclWithoutALibrary(ModuleType):
+    """What nccl4py is where no NCCL is."""
+
+    libnccl = None
+
+    def __init__(self) -> None:
+        super().__init__("nccl.core")
+
+    def get_version(self) -> "NcclWithoutALibrary":
+        return self
