@@ -42,7 +42,7 @@ from sangam_loadtest.traces.source import TraceSpec
 from sangam_worker.settings import DEFAULT_TOTAL_PAGES
 
 MODEL, DEVICE, SYSTEM = "small", "cpu", "sangam"
-FLEETS = ("1C:0.35,0.55,0.7",)
+FLEETS = ("1C:0.35,0.55", "1P1D:0.15,0.25")
 """What two cores can hold: one for the worker, one for router, Redis and client. ``1P1D:0.15,0.3``
 wants a core more; without it processes wait for cores, which is not simulated."""
 BLOCK_LENGTH = 32
