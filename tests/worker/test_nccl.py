@@ -229,16 +229,20 @@ class TestNccl(Rig):
         assert [config.max_ctas for each in self.libraries for config in each.configs] == [4, 4]
 
     def test_a_communicator_of_one_rank_copies_pages_to_itself(self) -> None:
-        pool, streams = a_pool(), FakeStreams(jitter_seconds=0.001)
+        pool = KVPool(num_layers=8, total_pages=64, num_kv_heads=1, head_dim=2)
+        for layer in pool.layers:
+            layer.copy_(torch.rand(layer.shape))
+        streams = FakeStreams(jitter_seconds=0.001)
         self.devices_made.append(streams)
-        wanted = pool.layers[:, [3, 1, 4, 15, 9, 2]].clone()
+        wanted = [layer[[3, 1, 4, 15, 9, 2]] for layer in pool.layers]
         with NcclLoop(
             pool, self.network.library(), streams, max_ctas=2, slot_bytes=4 * PAGE_BYTES
         ) as loop:
             streams.made[2].jitter_seconds = 0.01  # the scatters
             for targets in ((20, 22, 21, 30, 31, 32), (40, 41, 42, 43, 44, 45)):
-                assert loop.copy((3, 1, 4, 15, 9, 2), targets, 10.0) == wanted.nbytes
-                assert torch.equal(pool.layers[:, list(targets)], wanted)
+                assert loop.copy((3, 1, 4, 15, 9, 2), targets, 10.0) == 8 * 6 * PAGE_BYTES
+                for layer, expected in zip(pool.layers, wanted, strict=True):
+                    assert torch.equal(layer[list(targets)], expected)
 
     def test_many_pairs_move_at_once(self) -> None:
         source, target = self.pools()
