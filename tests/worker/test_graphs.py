@@ -1,0 +1,565 @@
+"""Decode-only iterations from graphs: buckets, static arrays, and the same tokens as without."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.worker.attention_batches import a_pool, a_sequence, dense, is_within_rounding
+from tests.worker.checkpoints import DREAM, GOLDEN, LLADA, llada_config, write_checkpoint
+from tests.worker.flashinfer_fake import FakeFlashInfer
+from tests.worker.graph_fake import EagerCapture
+from tests.worker.requests import a_decoding, a_pass, a_plan
+
+from sangam_core.decoding import UnmaskingRule
+from sangam_core.errors import ConfigurationError, EngineError
+from sangam_core.geometry import PAGE_TOKENS
+from sangam_worker.attention.flashinfer_backend import FlashInferAttention
+from sangam_worker.attention.flashinfer_layout import measured_kernel
+from sangam_worker.attention.torch_backend import TorchAttention
+from sangam_worker.engine import Engine
+from sangam_worker.engine_loading import AttentionFactory, load_engine
+from sangam_worker.graphs.buckets import bucket_of, buckets_up_to, is_capturable
+from sangam_worker.graphs.static_batch import StaticBatch, layout_key
+from sangam_worker.kv_pool import KVPool
+from sangam_worker.models.flashinfer_operators import FlashInferOperators
+from sangam_worker.packing import pack
+from sangam_worker.plan import Pass
+from sangam_worker.verify import Case, first_difference, read_cases, run_cases
+
+BFLOAT16 = torch.bfloat16
+CPU = torch.device("cpu")
+BLOCK = 8
+TOTAL_PAGES = 40
+
+
+# Buckets
+
+
+def test_buckets_are_dense_where_filling_up_is_cheap() -> None:
+    assert buckets_up_to(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert buckets_up_to(256) == buckets_up_to(64)
+    assert buckets_up_to(20) == (1, 2, 4, 8, 16, 20)
+    assert buckets_up_to(3) == (1, 2, 3)
+    assert buckets_up_to(1) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "bucket"), [(1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (16, 16), (17, None)]
+)
+def test_the_smallest_bucket_that_holds_the_blocks_is_taken(
+    num_blocks: int, bucket: int | None
+) -> None:
+    assert bucket_of(num_blocks, [1, 2, 4, 8, 16]) == bucket
+
+
+def a_decode(number: int = 0, length: int = 48, start: int = 16, **changes: Any) -> Pass:
+    """A pass over a block of 8 rows, on pages of its own."""
+    given = {
+        "name": str(number),
+        "rows": range(start, start + BLOCK),
+        "pages": tuple(range(3 * number, 3 * number + 3)),
+        "block": range(start, start + BLOCK),
+    }
+    return a_pass([1] * length, **(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("other", "is_one"),
+    [
+        (a_decode(1), True),
+        (a_decode(1, rows=range(40, 48)), True),
+        (a_decode(1, length=45), True),
+        (a_decode(1, rows=range(16, 40)), False),  # a block of another length, or a prefix cache's
+        (a_decode(1, rows=range(16, 20)), False),
+        (a_decode(1, rows=range(48)), False),  # a prefill
+        (a_decode(1, length=8, start=0), False),  # a prefill as long as a block
+        (a_decode(1, pages=()), False),
+    ],
+)
+def test_only_decodes_of_blocks_of_one_length_are_a_graph_s(other: Pass, is_one: bool) -> None:
+    assert is_capturable([a_decode(), other], BLOCK) is is_one
+
+
+# Static arrays
+
+
+def a_batch(num_blocks: int = 4, total_pages: int = TOTAL_PAGES) -> StaticBatch:
+    return StaticBatch(num_blocks, BLOCK, total_pages, total_pages, CPU)
+
+
+def mixed_decodes() -> list[Pass]:
+    return [
+        a_decode(0, pages=(7, 3, 11)),
+        a_decode(1, length=37, start=29, pages=(0, 39, 1)),
+        a_decode(2, length=16, start=3, pages=(5,)),
+    ]
+
+
+def sent(batch: StaticBatch, passes: Sequence[Pass]) -> Any:
+    batch.feed(passes)
+    layout = batch.lay_out(passes)
+    batch.send(layout)
+    return layout
+
+
+def test_the_layout_of_a_full_batch_is_the_packed_one() -> None:
+    passes = mixed_decodes()
+    batch = a_batch(3)
+    ours, packed = sent(batch, passes), pack(passes, "llada")
+    for name in ("qo_indptr", "kv_lengths", "kv_page_indptr", "kv_page_indices"):
+        assert getattr(ours, name).tolist() == getattr(packed.layout, name).tolist(), name
+    assert ours.kv_last_page_lengths.tolist() == [16, 5, 16]
+    assert batch.tokens.tolist()[:24] == packed.tokens.tolist()
+    assert batch.positions.tolist()[:24] == packed.positions.tolist()
+    assert batch.fixed.write_slots.tolist()[:24] == packed.layout.write_slots.tolist()
+    assert ours.write_slots.tolist() == batch.fixed.write_slots.tolist()
+
+
+def test_what_fills_up_a_batch_asks_nothing_and_writes_to_the_scratch_page_alone() -> None:
+    batch = a_batch(8)
+    layout = sent(batch, mixed_decodes())
+    assert layout.qo_indptr.tolist() == [0, 8, 16, 24, *[24] * 5]
+    assert layout.kv_page_indptr.tolist() == [0, 3, 6, 7, *[7] * 5]
+    assert layout.kv_lengths.tolist() == [48, 37, 16, *[0] * 5]
+    assert layout.kv_last_page_lengths.tolist() == [16, 5, 16, *[0] * 5]
+    slots = batch.fixed.write_slots
+    assert (slots[24:] // PAGE_TOKENS == TOTAL_PAGES).all()
+    assert (slots[:24] // PAGE_TOKENS < TOTAL_PAGES).all()
+    assert (batch.positions[24:] == 0).all()
+
+
+def test_what_a_larger_batch_left_behind_is_gone_from_a_smaller_one() -> None:
+    batch = a_batch(4)
+    sent(batch, [a_decode(n) for n in range(4)])
+    again = sent(batch, mixed_decodes()[:1])
+    fresh = a_batch(4)
+    alone = sent(fresh, mixed_decodes()[:1])
+    for name in alone.__dataclass_fields__:
+        assert np.array_equal(getattr(again, name), getattr(alone, name)), name
+    assert torch.equal(batch.positions, fresh.positions)
+    assert torch.equal(batch.fixed.write_slots, fresh.fixed.write_slots)
+
+
+def test_the_full_layout_names_no_page_but_the_scratch_page() -> None:
+    batch = a_batch(4, total_pages=2)  # fewer pages than blocks
+    full = batch.fixed.full
+    assert full.qo_indptr.tolist() == [0, 8, 16, 24, 32]
+    assert full.kv_page_indices.tolist() == [2] * 4
+    assert (full.write_slots // PAGE_TOKENS == 2).all()
+    sent(batch, [a_decode(0, length=16, start=0, pages=(1,))])
+    assert full.qo_indptr.tolist() == [0, 8, 16, 24, 32], "it is its own"
+
+
+def test_arrays_stay_where_they_are() -> None:
+    batch = a_batch()
+
+    def places() -> list[int]:
+        arrays = batch.tokens, batch.positions, batch.fixed.write_slots, batch.fixed.page_indices
+        return [each.data_ptr() for each in arrays]
+
+    before = places()
+    for count in (1, 3, 2):
+        sent(batch, mixed_decodes()[:count])
+        assert places() == before
+
+
+def test_tokens_alone_can_be_sent() -> None:
+    batch, passes = a_batch(), mixed_decodes()
+    sent(batch, passes)
+    others = [a_decode(9, pages=item.pages) for item in passes]
+    for number, item in enumerate(others):
+        object.__setattr__(item, "tokens", [number + 5] * BLOCK)
+    kept = batch.positions.clone()
+    batch.feed(others)
+    batch.send(None)
+    assert batch.tokens[:24].tolist() == [5] * 8 + [6] * 8 + [7] * 8
+    assert torch.equal(batch.positions, kept)
+
+
+def test_a_layout_depends_on_pages_rows_and_what_they_see_and_on_nothing_else() -> None:
+    base = a_decode()
+    assert layout_key([base]) == layout_key([a_decode(masked=[17], step=5, name="other")])
+    changes = [{"pages": (0, 1, 3)}, {"sees": 40}, {"rows": range(24, 32)}]
+    for change in changes:
+        assert layout_key([base]) != layout_key([a_decode(**change)]), change
+    assert layout_key([base, a_decode(1)]) != layout_key([a_decode(1), base])
+
+
+# Attention over a fixed batch
+
+BACKENDS = ["torch", "fa2", "fa3"]
+
+
+def a_backend(name: str, pool: KVPool, num_heads: int) -> Any:
+    if name == "torch":
+        return TorchAttention(pool)
+    return FlashInferAttention(pool, num_heads, FakeFlashInfer(), lambda _: name)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(4, 4), (6, 2)])
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_fixed_batch_attends_and_keeps_as_its_blocks_alone_would(
+    name: str, num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    torch.manual_seed(0)
+    pool = a_pool(num_kv_heads, head_dim, dtype=BFLOAT16)
+    for layer in pool.layers_and_scratch:
+        layer[pool.scratch_page].fill_(torch.nan)  # nobody is to read it
+    batch = StaticBatch(4, BLOCK, pool.total_pages, pool.scratch_page, CPU)
+    attention = a_backend(name, pool, num_heads).fixed(batch.fixed)
+    attention.plan(batch.fixed.full)
+    for passes in (mixed_decodes(), mixed_decodes()[1:], [a_decode(n) for n in range(4)]):
+        sequences = [a_sequence(item, pool) for item in passes]
+        attention.plan(sent(batch, passes))
+        shape = len(batch.tokens), num_heads, head_dim
+        q = torch.randn(shape).to(BFLOAT16)
+        k, v = torch.full((2, len(q), num_kv_heads, head_dim), torch.nan, dtype=BFLOAT16)
+        for number, each in enumerate(sequences):
+            own = slice(number * BLOCK, (number + 1) * BLOCK)
+            k[own], v[own] = each.keys[each.new_rows], each.values[each.new_rows]
+        untouched = [layer.clone() for layer in pool.layers]
+        out = attention.run(q, k, v, 1)
+        num_rows = len(passes) * BLOCK
+        parts = [
+            dense(q[n * BLOCK : (n + 1) * BLOCK], each.keys, each.values)
+            for n, each in enumerate(sequences)
+        ]
+        exact, size = (torch.cat(side) for side in zip(*parts, strict=True))
+        assert is_within_rounding(out[:num_rows], exact, size)
+        assert out.isfinite().all(), "what fills up is finite"
+        for number, each in enumerate(sequences):
+            for row, position in enumerate(each.new_rows):
+                page = each.item.pages[position // PAGE_TOKENS]
+                kept = pool.layers[1][page, :, position % PAGE_TOKENS]
+                assert torch.equal(kept[0], k[number * BLOCK + row])
+                untouched[1][page, :, position % PAGE_TOKENS] = kept
+        for layer, before in zip(pool.layers, untouched, strict=True):
+            assert torch.equal(layer.nan_to_num(9.0), before.nan_to_num(9.0))
+
+
+def test_a_graph_s_kernel_is_the_one_that_was_faster_for_a_full_bucket() -> None:
+    kernels = {}
+    for num_heads, num_kv_heads in ((4, 4), (4, 2)):
+        pool, fake = a_pool(num_kv_heads, 64, dtype=BFLOAT16), FakeFlashInfer()
+        backend = FlashInferAttention(
+            pool, num_heads, fake, measured_kernel(num_heads, num_kv_heads)
+        )
+        for num_blocks in (16, 8, 4, 2, 1):
+            backend.fixed(a_batch(num_blocks, pool.total_pages).fixed)
+            options = [kwargs for name, _, kwargs in fake.calls if "__init__" in name][-1]
+            kernels[num_kv_heads, num_blocks] = options["backend"]
+    assert [kernels[4, n] for n in (1, 2, 4, 8, 16)] == ["fa2", "fa3", "fa3", "fa3", "fa3"]
+    assert [kernels[2, n] for n in (1, 2, 4, 8, 16)] == ["fa2", "fa2", "fa3", "fa3", "fa2"]
+
+
+def test_fa2_gets_the_workspace_that_its_largest_grid_needs() -> None:
+    """Dream-7B's heads: from 32 blocks of 32 queries on, the usual 128 MiB are too few."""
+    pool, fake = a_pool(4, 128, dtype=BFLOAT16), FakeFlashInfer()
+    backend = FlashInferAttention(pool, 28, fake, lambda _: "fa2")
+    sizes = {}
+    for num_blocks in (40, 24, 8):
+        batch = StaticBatch(num_blocks, 32, pool.total_pages, pool.scratch_page, CPU)
+        backend.fixed(batch.fixed).plan(batch.fixed.full)
+        made = [args[0] for name, args, _ in fake.calls if "__init__" in name]
+        sizes[num_blocks] = made[-1]
+    assert len(sizes[40]) > 128 * 2**20
+    assert sizes[24] is sizes[40], "shared"
+    assert sizes[8] is sizes[40]
+
+
+# Whole engines
+
+
+def flashinfer(fake: FakeFlashInfer) -> AttentionFactory:
+    return lambda pool, heads: FlashInferAttention(pool, heads, fake, lambda _: "fa2")
+
+
+def a_graph_engine(
+    model: Path,
+    capture: EagerCapture | None,
+    *,
+    block_tokens: int = BLOCK,
+    buckets: Sequence[int] = (1, 2, 4, 8),
+    total_pages: int = TOTAL_PAGES,
+    fake: FakeFlashInfer | None = None,
+) -> Engine:
+    """With ``capture`` its graphs are captured; with ``fake`` it computes in bfloat16."""
+    engine = load_engine(
+        str(model),
+        dtype="float32" if fake is None else "bfloat16",
+        total_pages=total_pages,
+        attention="torch" if fake is None else flashinfer(fake),
+        operators="torch" if fake is None else (lambda *args: FlashInferOperators(*args, fake)),
+        graph_buckets=buckets,
+        graph_block_tokens=block_tokens,
+    )
+    if capture is not None:
+        engine.capture_graphs(capture=capture)
+    return engine
+
+
+def prefilled(*engines: Engine, num_blocks: int, seed: int = 0) -> list[Pass]:
+    """Prefills of ``num_blocks`` sequences on all engines, and the decodes that follow them."""
+    random = Random(seed)
+    prefills, decodes, free = [], [], list(range(TOTAL_PAGES))
+    random.shuffle(free)
+    for number in range(num_blocks):
+        length = random.randint(20, 60)
+        start = random.randrange(1, length - BLOCK + 1)
+        block = range(start, start + BLOCK)
+        ids = [random.randrange(280) for _ in range(length)]
+        masked = sorted(random.sample(block, random.randint(1, BLOCK)))
+        for position in masked:
+            ids[position] = 280
+        given: dict[str, Any] = {
+            "name": str(number),
+            "block": block,
+            "masked": masked,
+            "pages": tuple(free.pop() for _ in range(-(-length // PAGE_TOKENS))),
+            "decoding": a_decoding(threshold=0.2),
+        }
+        prefills.append(a_pass(ids, step=0, **given))
+        decodes.append(a_pass(ids, rows=block, **given))
+    for engine in engines:
+        engine.execute(a_plan(*prefills))
+    return decodes
+
+
+def committed(engine: Engine, passes: Sequence[Pass]) -> list[Any]:
+    outcome = engine.launch(a_plan(*passes)).outcome()
+    assert all(item.error is None for item in outcome.passes)
+    return [[(c.position, c.token) for c in item.commits] for item in outcome.passes]
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("model", [LLADA, DREAM], ids=["llada", "dream"])
+def test_a_captured_pass_gives_what_an_eager_one_does(model: Path, num_blocks: int) -> None:
+    capture = EagerCapture()
+    eager, graphs = a_graph_engine(model, None), a_graph_engine(model, capture)
+    decodes = prefilled(eager, graphs, num_blocks=num_blocks)
+    assert capture.num_replayed == 0, "prefills are not a graph's"
+    for passes in (decodes, decodes[:1], decodes[::-1], decodes):
+        wanted, got = (engine.execute(a_plan(*passes)) for engine in (eager, graphs))
+        for one, other in zip(got.passes, wanted.passes, strict=True):
+            assert [(c.position, c.token) for c in one.commits] == [
+                (c.position, c.token) for c in other.commits
+            ]
+            assert [c.confidence for c in one.commits] == pytest.approx(
+                [c.confidence for c in other.commits], rel=1e-4
+            )
+        for ours, theirs in zip(graphs.kv_pool.layers, eager.kv_pool.layers, strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5), "K and V too"
+    assert capture.num_replayed == 4
+
+
+@pytest.mark.parametrize("name", ["llada-64", "dream-tiny"])
+def test_the_same_with_flashinfer_in_bfloat16(name: str, tmp_path: Path) -> None:
+    model, fake = DREAM, FakeFlashInfer()
+    if name == "llada-64":
+        config = llada_config(d_model=128, n_heads=2, n_kv_heads=2, mlp_hidden_size=192)
+        model = write_checkpoint(tmp_path / name, config)
+    capture = EagerCapture()
+    eager = a_graph_engine(model, None, fake=FakeFlashInfer())
+    graphs = a_graph_engine(model, capture, fake=fake)
+    decodes = prefilled(eager, graphs, num_blocks=5)
+    for passes in (decodes, decodes[:2], decodes):
+        assert committed(graphs, passes) == committed(eager, passes)
+    assert capture.num_replayed == 3
+
+
+def test_engines_agree_on_logits_of_every_committable_row() -> None:
+    eager, graphs = (a_graph_engine(LLADA, each) for each in (None, EagerCapture()))
+    decodes = prefilled(eager, graphs, num_blocks=3)
+    wanted, got = eager.forward(a_plan(*decodes)), graphs.replay(a_plan(*decodes))
+    assert got is not None
+    assert len(got) == sum(len(item.masked) for item in decodes)
+    assert torch.allclose(got, wanted[: len(got)], rtol=1e-4, atol=1e-5)
+    assert eager.replay(a_plan(*decodes)) is None, "nothing is captured there"
+
+
+def test_rows_that_are_drawn_are_drawn_alike() -> None:
+    eager, graphs = (a_graph_engine(DREAM, each) for each in (None, EagerCapture()))
+    decodes = prefilled(eager, graphs, num_blocks=5)
+    decodings = [
+        a_decoding(temperature=0.8, seed=5),
+        a_decoding(UnmaskingRule.ENTROPY, steps=3),
+        a_decoding(temperature=0.8, top_p=0.9, seed=6),
+        a_decoding(),
+        a_decoding(UnmaskingRule.TOPK_MARGIN, steps=2, temperature=0.4, seed=7),
+    ]
+    for item, decoding in zip(decodes, decodings, strict=True):
+        object.__setattr__(item, "decoding", decoding)
+    assert committed(graphs, decodes) == committed(eager, decodes)
+
+
+def planned_by(fake: FakeFlashInfer) -> int:
+    return fake.called("BatchPrefillWithPagedKVCacheWrapper.plan")
+
+
+def test_the_same_blocks_are_planned_once_and_others_again() -> None:
+    fake = FakeFlashInfer()
+    engine = a_graph_engine(DREAM, EagerCapture(), fake=fake)
+    decodes = prefilled(engine, num_blocks=4)
+    before = planned_by(fake)
+    for _ in range(3):
+        committed(engine, decodes)
+    assert planned_by(fake) == before + 1
+    committed(engine, decodes[:3])  # the same bucket
+    assert planned_by(fake) == before + 2
+    committed(engine, decodes[:1])  # another bucket
+    committed(engine, decodes[:3])
+    assert planned_by(fake) == before + 3, "every bucket has a plan of its own"
+
+
+def test_new_tokens_are_seen_though_nothing_is_planned() -> None:
+    eager, graphs = (a_graph_engine(LLADA, each) for each in (None, EagerCapture()))
+    decodes = prefilled(eager, graphs, num_blocks=3)
+    answers, masked = [], [list(item.tokens) for item in decodes]
+    for token in (5, 77):
+        for item, tokens in zip(decodes, masked, strict=True):
+            fed = [token if each == 280 else each for each in tokens]
+            object.__setattr__(item, "tokens", fed)
+        answers.append(committed(graphs, decodes))
+        assert answers[-1] == committed(eager, decodes)
+    assert answers[0] != answers[1]
+
+
+def test_a_plan_that_failed_is_made_again() -> None:
+    fake = FakeFlashInfer()
+    engine = a_graph_engine(DREAM, EagerCapture(), fake=fake)
+    decodes = prefilled(engine, num_blocks=2)
+    wanted = committed(engine, decodes)
+    broken = [decodes[0], a_decode(7, length=BLOCK * 4, pages=(1, 2), sees=0)]
+    with pytest.raises(AssertionError, match="queries without keys"):
+        engine.execute(a_plan(*broken))
+    assert committed(engine, decodes) == wanted
+
+
+def test_what_no_bucket_holds_runs_eagerly() -> None:
+    capture = EagerCapture()
+    eager = a_graph_engine(LLADA, None)
+    graphs = a_graph_engine(LLADA, capture, buckets=(2, 4))
+    decodes = prefilled(eager, graphs, num_blocks=6)
+    assert committed(graphs, decodes) == committed(eager, decodes)
+    assert capture.num_replayed == 0
+    mixed = [*decodes[:2], a_pass([1] * 20, name="new", pages=(38, 39), masked=[3])]
+    assert committed(graphs, mixed) == committed(eager, mixed)
+    assert capture.num_replayed == 0
+    assert committed(graphs, decodes[:3]) == committed(eager, decodes[:3])
+    assert capture.num_replayed == 1
+
+
+def test_the_largest_bucket_is_captured_first_and_progress_is_told() -> None:
+    told, sizes = [], []
+
+    class Watching(EagerCapture):
+        def __call__(self, run: Any) -> Any:
+            sizes.append(run.__closure__)
+            return super().__call__(run)
+
+    engine = a_graph_engine(LLADA, None, buckets=(4, 1, 2))
+    capture = Watching()
+    taken = engine.capture_graphs(lambda done, total: told.append((done, total)), capture)
+    assert taken == capture.taken_bytes
+    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    decodes = prefilled(engine, num_blocks=4)
+    for count in (4, 2, 1):
+        committed(engine, decodes[:count])
+    assert capture.order == [0, 1, 2]
+
+
+def test_an_engine_runs_eagerly_until_its_graphs_are_captured() -> None:
+    eager, late = a_graph_engine(LLADA, None, buckets=()), a_graph_engine(LLADA, None)
+    decodes = prefilled(eager, late, num_blocks=3)
+    assert committed(late, decodes) == committed(eager, decodes)
+    assert eager.capture_graphs() == 0, "nothing is wanted"
+
+
+def test_capturing_leaves_every_page_as_it_was() -> None:
+    engine = a_graph_engine(LLADA, None)
+    for layer in engine.kv_pool.layers:
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.clone() for layer in engine.kv_pool.layers]
+    engine.capture_graphs(capture=EagerCapture())
+    assert all(torch.equal(*both) for both in zip(engine.kv_pool.layers, before, strict=True))
+
+
+def test_positions_are_reserved_before_anything_is_captured() -> None:
+    """A table that grew later would be another one than the graphs have."""
+    reserved: list[int] = []
+
+    def operators(*args: Any) -> Any:
+        made = FlashInferOperators(*args, FakeFlashInfer())
+        reserve = made.reserve
+        made.reserve = lambda number: (reserved.append(number), reserve(number))  # type: ignore[method-assign]
+        return made
+
+    engine = load_engine(
+        str(DREAM),
+        dtype="bfloat16",
+        total_pages=TOTAL_PAGES,
+        attention=flashinfer(FakeFlashInfer()),
+        operators=operators,
+        graph_buckets=(1,),
+    )
+    engine.capture_graphs(capture=EagerCapture())
+    assert reserved == [engine.model_config.max_sequence_tokens]
+
+
+def test_graphs_are_refused_where_there_are_none() -> None:
+    with pytest.raises(ConfigurationError, match="CUDA graphs need a CUDA device"):
+        a_graph_engine(LLADA, None).capture_graphs()
+
+    class PoolElsewhere:
+        device, page_shape, layers_and_scratch = torch.device("cuda"), (2, 16, 1, 16), ()
+
+    backend = TorchAttention(PoolElsewhere())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="use attention 'flashinfer', or no graphs"):
+        backend.fixed(a_batch().fixed)
+
+
+def test_an_outcome_is_had_once_and_a_cpu_has_no_device_time() -> None:
+    engine = a_graph_engine(LLADA, EagerCapture())
+    launched = engine.launch(a_plan(*prefilled(engine, num_blocks=2)))
+    assert launched.outcome().iteration == 1
+    assert launched.device_seconds is None
+    with pytest.raises(EngineError, match="has had its outcome"):
+        launched.outcome()
+
+
+# Golden cases
+
+CASES = read_cases(GOLDEN)
+
+
+def golden_differences(cases: Sequence[Case], block_tokens: int) -> tuple[dict[str, str], int]:
+    most_pages = max(case.geometry.num_pages for case in cases)
+    capture = EagerCapture()
+    engine = a_graph_engine(
+        cases[0].model, capture, block_tokens=block_tokens, total_pages=6 * most_pages
+    )
+    found = {}
+    for ran in run_cases(list(cases), engine, in_flight=6):
+        difference = first_difference(ran.case, ran.output_ids, ran.forwards)
+        if difference is not None:
+            found[ran.case.id] = difference
+    return found, capture.num_replayed
+
+
+@pytest.mark.parametrize("block_tokens", [8, 32])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_golden_cases_are_exact_from_graphs(family: str, block_tokens: int) -> None:
+    cases = [
+        case
+        for case in CASES
+        if (case.family, case.decoding.cache) == (family, "dual")
+        and case.geometry.block_length == block_tokens
+    ]
+    differences, num_replayed = golden_differences(cases, block_tokens)
+    assert differences == {}
+    assert num_replayed > 20
