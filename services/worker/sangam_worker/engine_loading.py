@@ -16,12 +16,13 @@ from sangam_worker.attention.protocol import Attention
 from sangam_worker.attention.torch_backend import TorchAttention
 from sangam_worker.engine import Engine
 from sangam_worker.kv_pool import KVPool
-from sangam_worker.models.config import read_model_config, resolve_model
+from sangam_worker.models.config import model_config, resolve_model
 from sangam_worker.models.flashinfer_operators import flashinfer_operators
 from sangam_worker.models.fp8_operators import fp8_kernels, with_fp8
 from sangam_worker.models.operators import OperatorsFactory, TorchOperators
-from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
+from sangam_worker.models.random_models import RANDOM_PREFIX
 from sangam_worker.models.transformer import Transformer
+from sangam_worker.progress import SILENT, Reports
 from sangam_worker.weights import random_weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -51,29 +52,32 @@ def load_engine(
     *,
     dtype: str = "float32",
     device: str = "cpu",
-    total_pages: int,
+    total_pages: int | Callable[[], int],
     attention: str | AttentionFactory = "torch",
     operators: str | OperatorsFactory = "torch",
     quantization: str = "none",
     seed: int = 0,
     max_sequence_tokens: int | None = None,
+    reports: Reports = SILENT,
 ) -> Engine:
     """Build an engine.
 
     Args:
         model: a folder, a hub id, ``small`` (shipped) or ``random:<name>`` (benchmarks).
         dtype: ``float32`` or ``bfloat16``; a checkpoint stored in another one is cast.
-        total_pages: pages of 16 tokens in the KV pool.
+        total_pages: pages of 16 tokens in the KV pool, or what says how many once the weights are
+            on the device.
         attention: the backend by name, or what makes one over the pool (benchmarks).
         operators: what computes norms, gates and rotations, by name or as what makes them.
         quantization: ``none``, or ``fp8`` for the layers' products in e4m3.
         seed: of random weights.
         max_sequence_tokens: prompt and mask buffer at most; the model's own limit by default.
+        reports: is told how far the weights are.
 
     Raises:
         ConfigurationError: one line that names what is unusable.
     """
-    if total_pages < 1:
+    if isinstance(total_pages, int) and total_pages < 1:
         raise ConfigurationError(f"total_pages must be at least 1, not {total_pages}")
     torch_dtype = _choice(dtype, DTYPES, "dtype")
     if isinstance(attention, str):
@@ -81,24 +85,20 @@ def load_engine(
     if isinstance(operators, str):
         operators = _choice(operators, OPERATORS, "operators")
     is_fp8 = _choice(quantization, QUANTIZATIONS, "quantization")
-    torch_device = _device(device)
-    if model.startswith(RANDOM_PREFIX):
-        config = random_config(model)
-    else:
-        folder = resolve_model(model)
-        config = read_model_config(folder, name=model)
-    config = config.shortened(max_sequence_tokens)
+    torch_device = usable_device(device)
+    config = model_config(model).shortened(max_sequence_tokens)
     if is_fp8:
         operators = with_fp8(operators, fp8_kernels(config, torch_dtype, torch_device))
     with torch.inference_mode():
         if model.startswith(RANDOM_PREFIX):
-            weights = random_weights(config, torch_dtype, torch_device, seed, is_fp8=is_fp8)
+            weigh = partial(random_weights, seed=seed)
         else:
-            weights = read_weights(folder, config, torch_dtype, torch_device, is_fp8=is_fp8)
+            weigh = partial(read_weights, resolve_model(model))
+        weights = weigh(config, torch_dtype, torch_device, reports=reports, is_fp8=is_fp8)
         transformer = Transformer(config, weights, operators)
     pool = KVPool(
         num_layers=config.num_layers,
-        total_pages=total_pages,
+        total_pages=total_pages if isinstance(total_pages, int) else total_pages(),
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=torch_dtype,
@@ -116,7 +116,8 @@ def _choice(name: str, choices: Mapping[str, T], setting: str) -> T:
         ) from None
 
 
-def _device(name: str) -> torch.device:
+def usable_device(name: str) -> torch.device:
+    """A device by its name. ``ConfigurationError`` when nothing can be put there."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
