@@ -13,12 +13,12 @@ from benchmarks.gpu.baseline import time_steps
 from benchmarks.gpu.breakdown import profile_passes
 from benchmarks.gpu.ceilings import gpu_of, measure_ceilings
 from benchmarks.gpu.correctness import run_tests
-from benchmarks.gpu.engines import Place, config_of, free_memory, load, name_of
+from benchmarks.gpu.engines import Place, config_of, free_memory, load_eager, load_graphs, name_of
 from benchmarks.gpu.fp8 import time_fp8
 from benchmarks.gpu.gap import measure_gap
 from benchmarks.gpu.operators import time_attention, time_products, time_sampler
 from benchmarks.gpu.parts import Budget, Part, Record
-from benchmarks.gpu.passes import time_passes
+from benchmarks.gpu.passes import compare_with_eager, time_passes
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.transport import time_transport
 from benchmarks.iterations import Iteration
@@ -102,36 +102,31 @@ class Bench:
         time_products(record, budget, name_of(model), shape, self._sizes.product_rows, device)
 
     def _decodes(self, model: str, record: Record, budget: Budget) -> None:
-        self._passes("graph", model, self._sizes.graph_iterations, record, budget)
+        iterations, buckets = self._sizes.graph_iterations, self._sizes.blocks
+        timed = load_graphs(self._place, model, _pages(iterations), buckets)
+        compare_with_eager(record, timed, iterations[0])
+        time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
 
     def _eager(self, model: str, record: Record, budget: Budget) -> None:
-        self._passes("eager", model, self._sizes.eager_iterations, record, budget)
-
-    def _passes(
-        self,
-        launch: str,
-        model: str,
-        iterations: Sequence[Iteration],
-        record: Record,
-        budget: Budget,
-    ) -> None:
-        timed = load(launch, self._place, model, _pages(iterations))
+        iterations = self._sizes.eager_iterations
+        timed = load_eager(self._place, model, _pages(iterations))
         time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
 
     def _gap(self, model: str, record: Record, budget: Budget) -> None:
         blocks, context = self._sizes.gap_blocks, self._sizes.gap_context_tokens
-        timed = load("graph", self._place, model, blocks * -(-context // PAGE_TOKENS))
+        pages = blocks * -(-context // PAGE_TOKENS)
+        timed = load_graphs(self._place, model, pages, [blocks])
         measure_gap(record, budget, timed.engine, blocks, context)
 
     def _steps(self, model: str, record: Record, budget: Budget) -> None:
         context = self._sizes.step_context_tokens
-        timed = load("graph", self._place, model, -(-context // PAGE_TOKENS))
+        timed = load_graphs(self._place, model, -(-context // PAGE_TOKENS), [1])
         dense = dense_model(model, self._place.torch_dtype, self._place.device)
         time_steps(record, budget, timed.engine, dense, context)
 
     def _transport(self, model: str, record: Record, budget: Budget) -> None:
         tokens = self._sizes.transfer_tokens
-        timed = load("eager", self._place, model, 3 * tokens // PAGE_TOKENS)
+        timed = load_eager(self._place, model, 3 * tokens // PAGE_TOKENS)
         time_transport(record, budget, timed, tokens, self._sizes.max_ctas)
 
     def _fp8(self, model: str, record: Record, budget: Budget) -> None:
@@ -153,7 +148,8 @@ class Bench:
 
     def _breakdown(self, model: str, record: Record, budget: Budget) -> None:
         iterations = self._sizes.breakdown_iterations
-        timed = load("graph", self._place, model, _pages(iterations))
+        buckets = [each.decode_blocks for each in iterations if not each.prefill_tokens]
+        timed = load_graphs(self._place, model, _pages(iterations), buckets)
         profile_passes(record, budget, timed, iterations, self._gpu)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.engines import Place, load, name_of
+from benchmarks.gpu.engines import Place, load_graphs, name_of
+from benchmarks.gpu.one_pass import plan_of, time_pass
 from benchmarks.gpu.parts import Budget, Record, say
-from benchmarks.gpu.passes import plan_of, time_pass
 from benchmarks.iterations import Iteration
 
 COLUMNS = (
@@ -62,7 +62,8 @@ def _times(
     quantization: str,
 ) -> dict[Iteration, float]:
     total_pages = max(each.num_pages for each in iterations)
-    timed = load("graph", place, model, total_pages, quantization)
+    buckets = [each.decode_blocks for each in iterations if not each.prefill_tokens]
+    timed = load_graphs(place, model, total_pages, buckets, quantization)
     times: dict[Iteration, float] = {}
     for number, iteration in enumerate(iterations):
         if budget.left_seconds <= 0:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.ceilings import fp8_product_seconds
+from benchmarks.gpu.one_pass import plan_of
 from benchmarks.gpu.parts import Budget, Record, say
-from benchmarks.gpu.passes import plan_of
 from benchmarks.gpu.timing import device_seconds, random_matrix
 from benchmarks.iterations import BLOCK_LENGTH, Iteration
 from sangam_loadtest.costs.gpus import Gpu

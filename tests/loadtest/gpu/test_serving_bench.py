@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tests.loadtest.gpu.tiny import LLADA, ON_CPU
 
-from benchmarks.gpu.engines import Place, load
+from benchmarks.gpu.engines import Place, load_graphs
+from benchmarks.gpu.one_pass import plan_of
 from benchmarks.gpu.parts import Budget
-from benchmarks.gpu.passes import plan_of
 from benchmarks.gpu.serving.__main__ import main
 from benchmarks.gpu.serving.batch_one import (
     Point,
@@ -48,7 +48,7 @@ class Counts:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return load("graph", PLACE, LLADA, total_pages=40).engine
+    return load_graphs(PLACE, LLADA, 40, [1, 2]).engine
 
 
 def a_worker(engine: Engine, *counts: int, mask_buffer: int | None = None) -> Worker:

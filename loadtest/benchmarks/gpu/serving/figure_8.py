@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.contenders import dense_model
-from benchmarks.gpu.engines import Place, config_of, free_memory, load
+from benchmarks.gpu.engines import Place, config_of, load_graphs
 from benchmarks.gpu.parts import Budget, Part, Record, say
 from benchmarks.gpu.passes import Timed
 from benchmarks.gpu.serving.batch_one import Point, ServiceTime, Work, curve, rate_at
@@ -27,6 +27,7 @@ from benchmarks.workloads import BLOCK_LENGTH
 from sangam_loadtest.simulator.commits import CommitCounts
 from sangam_loadtest.traces.request import TraceRequest
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES, synthetic_requests
+from sangam_worker.graphs.buckets import MOST_BLOCKS, buckets_up_to
 from sangam_worker.loop import Executes
 from sangam_worker.sizing import bytes_per_page
 
@@ -39,8 +40,8 @@ _NUM_QUEUED = 5000
 """Requests of the trace that the queues at batch 1 are simulated with."""
 
 _CURVE_SHARES = np.linspace(0.04, 0.98, 48)
-_LEFT_FREE_BYTES = 10 * 2**30
-_POOL_SHARE = 0.92
+_LEFT_FREE_BYTES = 20 * 2**30
+"""For graphs, activations and what nobody counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +195,14 @@ class Figure8:
         return Worker(make_engine, self._layout, pages, self._options.tau_tokens)
 
     def _loaded(self) -> Timed:
-        free_memory(self._place.torch_device)
-        pages = self._options.total_pages or self._fitting_pages()
-        return load("graph", self._place, self._options.model, pages)
+        pages = self._options.total_pages or self._fitting_pages
+        return load_graphs(self._place, self._options.model, pages, buckets_up_to(MOST_BLOCKS))
 
     def _fitting_pages(self) -> int:
+        """Asked for when the weights are on the device."""
         config = config_of(self._options.model)
-        free, total = torch.cuda.mem_get_info(self._place.torch_device)
-        weights = config.num_parameters * self._place.torch_dtype.itemsize
-        room = min(free, int(_POOL_SHARE * total)) - weights - _LEFT_FREE_BYTES
-        return room // bytes_per_page(config, self._place.dtype)
+        free, _ = torch.cuda.mem_get_info(self._place.torch_device)
+        return int(free - _LEFT_FREE_BYTES) // bytes_per_page(config, self._place.dtype)
 
 
 def _ratios(curves: dict[str, list[Point]], lone_seconds: float) -> Iterator[dict[str, object]]:
