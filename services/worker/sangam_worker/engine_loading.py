@@ -4,7 +4,7 @@ Decides what each name stands for and refuses what cannot be used, in one line t
 many pages the pool gets is the caller's choice (``__main__`` for a worker, tests, benchmarks).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from sangam_worker.attention.flashinfer_backend import flashinfer_attention
 from sangam_worker.attention.protocol import Attention
 from sangam_worker.attention.torch_backend import TorchAttention
 from sangam_worker.engine import Engine
+from sangam_worker.graphs.buckets import BLOCK_TOKENS
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.config import model_config, resolve_model
 from sangam_worker.models.flashinfer_operators import flashinfer_operators
@@ -59,6 +60,8 @@ def load_engine(
     seed: int = 0,
     max_sequence_tokens: int | None = None,
     reports: Reports = SILENT,
+    graph_buckets: Sequence[int] = (),
+    graph_block_tokens: int = BLOCK_TOKENS,
 ) -> Engine:
     """Build an engine.
 
@@ -73,6 +76,7 @@ def load_engine(
         seed: of random weights.
         max_sequence_tokens: prompt and mask buffer at most; the model's own limit by default.
         reports: is told how far the weights are.
+        graph_buckets, graph_block_tokens: what ``capture_graphs`` is to capture, see ``Engine``.
 
     Raises:
         ConfigurationError: one line that names what is unusable.
@@ -104,7 +108,14 @@ def load_engine(
         dtype=torch_dtype,
         device=torch_device,
     )
-    return Engine(config, transformer, pool, attention(pool, config.num_heads))
+    return Engine(
+        config,
+        transformer,
+        pool,
+        attention(pool, config.num_heads),
+        graph_buckets=graph_buckets,
+        graph_block_tokens=graph_block_tokens,
+    )
 
 
 def _choice(name: str, choices: Mapping[str, T], setting: str) -> T:

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
-from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer
+from sangam_worker.flashinfer_library import FlashInfer, kernel_dim
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.uploads import sent_together
 
@@ -40,7 +39,7 @@ class FlashInferPool:
     def __init__(self, pool: KVPool, num_heads: int, library: FlashInfer) -> None:
         self.pool, self.library, self.num_heads = pool, library, num_heads
         _, _, num_kv_heads, self.head_dim = pool.page_shape
-        self.kernel_dim = _kernel_dim(self.head_dim)
+        self.kernel_dim = kernel_dim(self.head_dim)
         self.is_narrow = self.kernel_dim > self.head_dim
         self.problem: dict[str, Any] = {
             "num_qo_heads": num_heads,
@@ -94,11 +93,3 @@ class FlashInferPool:
     def widened(self, x: Tensor) -> Tensor:
         """``[..., head_dim]`` as the kernels take it."""
         return F.pad(x, (0, self.kernel_dim - self.head_dim)) if self.is_narrow else x
-
-
-def _kernel_dim(head_dim: int) -> int:
-    """The least head dimension of the kernels that holds ``head_dim``."""
-    for each in HEAD_DIMS:
-        if head_dim <= each:
-            return each
-    raise ConfigurationError(f"FlashInfer has no kernel for heads of {head_dim}, only {HEAD_DIMS}")
