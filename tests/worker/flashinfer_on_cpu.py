@@ -17,7 +17,6 @@ from flashinfer import activation, norm, page, prefill, rope
 from tests.worker import flashinfer_fake as fake
 from tests.worker.attention_batches import (
     a_pool,
-    a_sequence,
     expected,
     is_within_rounding,
     new_sides,
@@ -27,11 +26,10 @@ from tests.worker.attention_batches import (
     random_queries,
     random_sequences,
 )
-from tests.worker.requests import a_pass
+from tests.worker.fixed_batches import FixedRows, random_decodes
 from torch import Tensor
 
 from sangam_worker.attention.flashinfer_backend import FlashInferAttention
-from sangam_worker.graphs.static_batch import StaticBatch
 from sangam_worker.models.flashinfer_operators import FlashInferOperators
 from sangam_worker.models.linear import PlainLinear
 from sangam_worker.models.operators import TorchOperators
@@ -39,7 +37,6 @@ from sangam_worker.models.random_models import random_config
 from sangam_worker.packing import pack
 
 BFLOAT16 = torch.bfloat16
-BLOCK_ROWS = 8
 _NON_CAUSAL, _NHD, _NO_WINDOW = 0, 0, -1
 
 
@@ -232,42 +229,18 @@ def check_fixed_attention(num_heads: int, num_kv_heads: int, seed: int) -> None:
     random, kernel = Random(seed), ("fa2", "fa3")[seed % 2]
     pool = a_pool(num_kv_heads, 64, dtype=BFLOAT16)
     backend = FlashInferAttention(pool, num_heads, flashinfer, lambda layout: kernel)
-    batch = StaticBatch(4, BLOCK_ROWS, pool.total_pages, pool.scratch_page, pool.device)
-    fixed = backend.fixed(batch.fixed)
-    fixed.plan(batch.fixed.full)
-    q = torch.zeros(len(batch.tokens), num_heads, 64, dtype=BFLOAT16)
-    k, v = torch.zeros(2, len(q), num_kv_heads, 64, dtype=BFLOAT16)
+    rows = FixedRows(backend, pool, num_heads, 4, 8)
     issued.clear()
-    out = fixed.run(q, k, v, 1)
+    rows.run()
     graph = issued.copy()
     assert len(graph) == 2, "rows are kept, then attended to"
-    for num_blocks in (4, 1, 3):
-        free = random.sample(range(pool.total_pages), pool.total_pages)
-        passes = []
-        for number in range(num_blocks):
-            length = random.randint(BLOCK_ROWS, 100)
-            start = random.randint(0, length - BLOCK_ROWS)
-            pages = tuple(free.pop() for _ in range(-(-length // 16)))
-            rows = range(start, start + BLOCK_ROWS)
-            passes.append(a_pass([1] * length, name=str(number), rows=rows, pages=pages))
-        sequences = [a_sequence(item, pool) for item in passes]
-        wanted_pages = pages_after(sequences, pool.layers[1])
-        queries = random_queries(sequences, num_heads, pool)
-        num_rows = num_blocks * BLOCK_ROWS
-        for static, values in zip(
-            (q, k, v), (packed(queries, 0), *new_sides(sequences)), strict=True
-        ):
-            static.fill_(torch.nan)
-            static[:num_rows] = values[:num_rows]
-        layout = batch.lay_out(passes)
-        batch.send(layout)
-        fixed.plan(layout)
+
+    def replay() -> None:
         for launch, args in graph:
             launch(*args)
-        exact, size = expected(queries, sequences)
-        assert is_within_rounding(out[:num_rows], exact[:num_rows], size[:num_rows])
-        assert out.isfinite().all()
-        assert torch.equal(pool.layers[1].nan_to_num(9.0), wanted_pages.nan_to_num(9.0))
+
+    for num_blocks in (4, 1, 3):
+        rows.check(random_decodes(random, pool, num_blocks, 8), replay)
 
 
 def check_operators(name: str) -> None:

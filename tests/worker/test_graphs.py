@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.worker.attention_batches import a_pool, a_sequence, dense, is_within_rounding
+from tests.worker.attention_batches import a_pool
 from tests.worker.checkpoints import DREAM, GOLDEN, LLADA, llada_config, write_checkpoint
+from tests.worker.fixed_batches import FixedRows, random_decodes, sent
 from tests.worker.flashinfer_fake import FakeFlashInfer
 from tests.worker.graph_fake import EagerCapture
 from tests.worker.requests import a_decoding, a_pass, a_plan
@@ -97,13 +98,6 @@ def mixed_decodes() -> list[Pass]:
         a_decode(1, length=37, start=29, pages=(0, 39, 1)),
         a_decode(2, length=16, start=3, pages=(5,)),
     ]
-
-
-def sent(batch: StaticBatch, passes: Sequence[Pass]) -> Any:
-    batch.feed(passes)
-    layout = batch.lay_out(passes)
-    batch.send(layout)
-    return layout
 
 
 def test_the_layout_of_a_full_batch_is_the_packed_one() -> None:
@@ -207,39 +201,12 @@ def test_a_fixed_batch_attends_and_keeps_as_its_blocks_alone_would(
     name: str, num_heads: int, num_kv_heads: int, head_dim: int
 ) -> None:
     torch.manual_seed(0)
-    pool = a_pool(num_kv_heads, head_dim, dtype=BFLOAT16)
+    pool, random = a_pool(num_kv_heads, head_dim, dtype=BFLOAT16), Random(0)
     for layer in pool.layers_and_scratch:
         layer[pool.scratch_page].fill_(torch.nan)  # nobody is to read it
-    batch = StaticBatch(4, BLOCK, pool.total_pages, pool.scratch_page, CPU)
-    attention = a_backend(name, pool, num_heads).fixed(batch.fixed)
-    attention.plan(batch.fixed.full)
-    for passes in (mixed_decodes(), mixed_decodes()[1:], [a_decode(n) for n in range(4)]):
-        sequences = [a_sequence(item, pool) for item in passes]
-        attention.plan(sent(batch, passes))
-        shape = len(batch.tokens), num_heads, head_dim
-        q = torch.randn(shape).to(BFLOAT16)
-        k, v = torch.full((2, len(q), num_kv_heads, head_dim), torch.nan, dtype=BFLOAT16)
-        for number, each in enumerate(sequences):
-            own = slice(number * BLOCK, (number + 1) * BLOCK)
-            k[own], v[own] = each.keys[each.new_rows], each.values[each.new_rows]
-        untouched = [layer.clone() for layer in pool.layers]
-        out = attention.run(q, k, v, 1)
-        num_rows = len(passes) * BLOCK
-        parts = [
-            dense(q[n * BLOCK : (n + 1) * BLOCK], each.keys, each.values)
-            for n, each in enumerate(sequences)
-        ]
-        exact, size = (torch.cat(side) for side in zip(*parts, strict=True))
-        assert is_within_rounding(out[:num_rows], exact, size)
-        assert out.isfinite().all(), "what fills up is finite"
-        for number, each in enumerate(sequences):
-            for row, position in enumerate(each.new_rows):
-                page = each.item.pages[position // PAGE_TOKENS]
-                kept = pool.layers[1][page, :, position % PAGE_TOKENS]
-                assert torch.equal(kept[0], k[number * BLOCK + row])
-                untouched[1][page, :, position % PAGE_TOKENS] = kept
-        for layer, before in zip(pool.layers, untouched, strict=True):
-            assert torch.equal(layer.nan_to_num(9.0), before.nan_to_num(9.0))
+    rows = FixedRows(a_backend(name, pool, num_heads), pool, num_heads, 4, BLOCK)
+    for num_blocks in (4, 1, 3):
+        rows.check(random_decodes(random, pool, num_blocks, BLOCK), rows.run)
 
 
 def test_a_graph_s_kernel_is_the_one_that_was_faster_for_a_full_bucket() -> None:
