@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sangam_core.rules import Family
 from sangam_worker.attention.layout import Int64s
 from sangam_worker.attention.protocol import Attention, AttentionBackend
 from sangam_worker.graphs.buckets import bucket_of, is_capturable
@@ -39,19 +40,24 @@ class _Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """An iteration whose arrays are on their way to the device.
-
-    Attributes:
-        at: rows of the logits that predict each pass's committable positions, in order.
-    """
+    """An iteration whose arrays are on their way to the device."""
 
     bucket: _Bucket
-    at: Int64s
+    passes: Sequence[Pass]
+    family: Family
 
     def replay(self) -> Tensor:
         """Issue the pass: its logits ``[rows, vocab]``, valid until the next one's replay."""
         self.bucket.replay()
         return self.bucket.logits
+
+    @property
+    def at(self) -> Int64s:
+        """Rows of the logits that predict each pass's committable positions, in order.
+
+        To be asked for behind the replay: the host may take its time then.
+        """
+        return rows_that_predict(self.passes, self.family)
 
 
 class GraphRunner:
@@ -119,7 +125,7 @@ class GraphRunner:
         if self._pool.device.type == "cuda":
             self._sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._sent.record()
-        return Prepared(bucket, rows_that_predict(passes, self._config.family))
+        return Prepared(bucket, passes, self._config.family)
 
     def _feed(self, bucket: _Bucket, passes: Sequence[Pass]) -> None:
         batch, key = bucket.batch, layout_key(passes)
