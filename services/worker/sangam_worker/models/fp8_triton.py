@@ -60,8 +60,8 @@ class TritonFp8Kernels:
 class ScaledProduct:
     """cuBLAS' product of e4m3 rows with a scale a row on both sides; widths multiples of 16.
 
-    Sums are the tensor cores' own (``use_fast_accum``), which keep some 14 bits: nothing beside
-    the 4 bits of what is summed, and half the time where they are moved to float32 as they go.
+    Sums are the tensor cores' own (``use_fast_accum``), which keep some 14 bits: little beside the
+    4 bits of what is summed. Moving them to float32 on the way would take time in every product.
     """
 
     def __init__(self, weight: Fp8Rows, bias: Tensor | None, dtype: torch.dtype) -> None:
