@@ -13,6 +13,7 @@ import sys
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
 from sangam_worker.engine import Engine
+from sangam_worker.interpreter import favour_gpu_thread
 from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
 from sangam_worker.progress import reports_for
@@ -64,6 +65,7 @@ class _Signals:
 async def _serve(settings: WorkerSettings, engine: Engine) -> int:
     worker = Worker(settings, engine, lambda _: open_transport(settings, engine.kv_pool))
     signals = _Signals()
+    favour_gpu_thread()
     await worker.start()
     while not signals.leave.is_set():
         if not worker.loop.is_alive:
