@@ -37,6 +37,10 @@ _ROUNDING = 1.1
 _GRAPH_BYTES = 32 * _MIB
 """Of one captured graph beside its tensors: its nodes, and two wrappers' plans."""
 
+_PARTIAL_RESULTS = 10
+"""Float32 answers that FA2 may keep of each row of a captured batch, an estimate from above: from
+30 blocks of LLaDA-8B on they exceed FlashInfer's usual workspace."""
+
 _DRAWN_ENTRY_BYTES = 64
 """Of an entry of the vocabulary in a row that is drawn with noise: 46 are ``candidates``', the
 rest a sort's."""
@@ -138,7 +142,8 @@ def graph_bytes(config: ModelConfig, bucket_rows: list[int], number_format: str)
         return 0
     largest = max(bucket_rows)
     logits = config.vocab_size * NUMBER_BYTES[number_format]
-    tensors = largest * (_bytes_per_row(config, number_format) + logits)
+    partial = _PARTIAL_RESULTS * 4 * config.num_heads * config.head_dim
+    tensors = largest * (_bytes_per_row(config, number_format) + logits + partial)
     return int(tensors * _ROUNDING) + len(bucket_rows) * _GRAPH_BYTES
 
 
