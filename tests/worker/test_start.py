@@ -44,10 +44,7 @@ class FakeGpu:
         self.events: list[str] = []
 
     def memory(self) -> DeviceMemory:
-        return DeviceMemory(self.total, self.used)
-
-    def allocated_bytes(self) -> int:
-        return self.weights if self.is_loaded else 0
+        return DeviceMemory(self.total, self.used + (self.weights if self.is_loaded else 0))
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         self.events.append("largest")

@@ -17,14 +17,14 @@ from sangam_worker.attention.torch_backend import TorchAttention
 from sangam_worker.engine import Engine
 from sangam_worker.graphs.buckets import BLOCK_TOKENS
 from sangam_worker.kv_pool import KVPool
-from sangam_worker.models.config import model_config, resolve_model
+from sangam_worker.models.config import ModelConfig, model_config, resolve_model
 from sangam_worker.models.flashinfer_operators import flashinfer_operators
 from sangam_worker.models.fp8_operators import fp8_kernels, with_fp8
 from sangam_worker.models.operators import OperatorsFactory, TorchOperators
 from sangam_worker.models.random_models import RANDOM_PREFIX
 from sangam_worker.models.transformer import Transformer
 from sangam_worker.progress import SILENT, Reports
-from sangam_worker.weights import random_weights, read_weights
+from sangam_worker.weights import Weights, random_weights, read_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -94,20 +94,11 @@ def load_engine(
     if is_fp8:
         operators = with_fp8(operators, fp8_kernels(config, torch_dtype, torch_device))
     with torch.inference_mode():
-        if model.startswith(RANDOM_PREFIX):
-            weigh = partial(random_weights, seed=seed)
-        else:
-            weigh = partial(read_weights, resolve_model(model))
+        weigh = _weights_of(model, seed)
         weights = weigh(config, torch_dtype, torch_device, reports=reports, is_fp8=is_fp8)
         transformer = Transformer(config, weights, operators)
-    pool = KVPool(
-        num_layers=config.num_layers,
-        total_pages=total_pages if isinstance(total_pages, int) else total_pages(),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch_dtype,
-        device=torch_device,
-    )
+    num_pages = total_pages if isinstance(total_pages, int) else total_pages()
+    pool = _pool(config, num_pages, torch_dtype, torch_device)
     return Engine(
         config,
         transformer,
@@ -115,6 +106,26 @@ def load_engine(
         attention(pool, config.num_heads),
         graph_buckets=graph_buckets,
         graph_block_tokens=graph_block_tokens,
+    )
+
+
+def _weights_of(model: str, seed: int) -> Callable[..., Weights]:
+    """What makes a model's weights."""
+    if model.startswith(RANDOM_PREFIX):
+        return partial(random_weights, seed=seed)
+    return partial(read_weights, resolve_model(model))
+
+
+def _pool(
+    config: ModelConfig, total_pages: int, dtype: torch.dtype, device: torch.device
+) -> KVPool:
+    return KVPool(
+        num_layers=config.num_layers,
+        total_pages=total_pages,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
     )
 
 

@@ -24,10 +24,6 @@ class Gpu(Protocol):
         """Whether FlashInfer's FA3 kernels run on it."""
         ...
 
-    def allocated_bytes(self) -> int:
-        """What this process's tensors have."""
-        ...
-
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """The most that tensors had while ``work`` ran, beyond what they had before."""
         ...
@@ -55,10 +51,6 @@ class CudaGpu:
     def is_hopper(self) -> bool:
         """See ``Gpu``."""
         return torch.cuda.get_device_capability(self._device)[0] == 9
-
-    def allocated_bytes(self) -> int:
-        """See ``Gpu``."""
-        return torch.cuda.memory_allocated(self._device)
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
         """See ``Gpu``."""

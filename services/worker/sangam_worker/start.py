@@ -80,7 +80,7 @@ class GpuStart:
     ) -> None:
         self._settings, self._config, self._gpu, self._reports = settings, config, gpu, reports
         self._buckets = buckets_of(settings)
-        self._before, self._allocated_before = gpu.memory(), gpu.allocated_bytes()
+        self._before = gpu.memory()
         self._wish = PoolWish(
             page_bytes=bytes_per_page(config, settings.number_format),
             total_pages=pages_set(settings, config),
@@ -119,8 +119,8 @@ class GpuStart:
         return settle(self._before, needs, self._wish, self._settings.gpu_memory_utilization)
 
     def _decide_pages(self) -> int:
-        """Asked for when the weights are where they are."""
-        weights = self._gpu.allocated_bytes() - self._allocated_before
+        """Asked for when the weights are where they are, with what came along."""
+        weights = self._gpu.memory().used_bytes - self._before.used_bytes
         self._budget = self._settled(replace(self._budget.needs, weights=weights))
         return self._budget.total_pages
 
