@@ -5,7 +5,7 @@ times and pools. How things are measured the modules beside this one decide. Cal
 ``__main__``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,12 @@ Measure = Callable[[str, Record, Budget], None]
 
 
 class Bench:
-    """The parts, and what later ones take from earlier ones.
+    """The parts; later ones read what earlier ones found.
 
     Args:
         models: the first one, a LLaDA, is the one for which one is enough.
         tests: paths for pytest. kernels: attention backends that are set beside each other.
+        found: the parts that were run, by name.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class Bench:
         sizes: Sizes,
         tests: list[str],
         kernels: Sequence[str],
+        found: Mapping[str, Record],
     ) -> None:
         self._place, self._models, self._sizes = place, models, sizes
         self._tests, self._kernels = tests, kernels
-        self._ceilings: Record = {}
+        self._found = found
         self._held: Timed | None = None
-        self._found: dict[str, list[dict[str, Any]]] = {}
 
     def parts(self) -> list[Part]:
         """Every part, the most important first; what shares an engine in a row."""
@@ -96,13 +97,12 @@ class Bench:
     @property
     def _gpu(self) -> Gpu:
         """Floors need ceilings: without them a part fails, and says so."""
-        if not self._ceilings:
+        if "ceilings" not in self._found:
             raise LookupError("the ceilings were not measured, so there is no floor")
-        return gpu_of(self._ceilings)
+        return gpu_of(self._found["ceilings"]["found"])
 
     def _measure_ceilings(self, record: Record, budget: Budget) -> None:
         measure_ceilings(record, self._place.torch_device, self._sizes)
-        self._ceilings = record
 
     def _sampler(self, model: str, record: Record, budget: Budget) -> None:
         device, rows = self._place.torch_device, self._sizes.sampler_rows
@@ -116,14 +116,12 @@ class Bench:
         timed, iterations = self._graphs(model), self._sizes.graph_iterations
         compare_with_eager(record, timed, iterations[0])
         time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
-        self._found[model] = [*record["lines"]]
 
     def _eager(self, model: str, record: Record, budget: Budget) -> None:
         self._held = None
         iterations = self._sizes.eager_iterations
         timed = load_eager(self._place, model, _pages(iterations))
         time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
-        self._found[model] = [*self._found.get(model, ()), *record["lines"]]
 
     def _gap(self, model: str, record: Record, budget: Budget) -> None:
         blocks, context = self._sizes.gap_blocks, self._sizes.gap_context_tokens
@@ -144,8 +142,18 @@ class Bench:
 
     def _fp8(self, model: str, record: Record, budget: Budget) -> None:
         self._held = None
-        bf16, iterations = self._found.get(model, []), self._sizes.fp8_iterations
+        iterations = self._sizes.fp8_iterations
+        bf16 = [
+            line
+            for part in ("decodes", "prefills")
+            for line in self._lines(f"{part} {name_of(model)}")
+        ]
         time_fp8(record, budget, self._place, model, iterations, bf16, self._sizes.num_repeats)
+
+    def _lines(self, part: str) -> list[dict[str, Any]]:
+        """What a part has measured, none where it did not run."""
+        lines: list[dict[str, Any]] = self._found.get(part, {}).get("found", {}).get("lines", [])
+        return lines
 
     def _attention(self, model: str, record: Record, budget: Budget) -> None:
         self._held = None
