@@ -29,10 +29,10 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
+.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sangam needs Python 3.11 or newer; say make PYTHON=python3.11")'
@@ -104,6 +104,12 @@ bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 bench-passes: $(STAMP) ## what a worker's iterations cost, as CSV (OUT=FILE, MODEL=small, DEVICE=cpu)
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.pass_costs \
 		$(if $(OUT),--out $(abspath $(OUT))) $(if $(MODEL),--model $(MODEL)) $(if $(DEVICE),--device $(DEVICE))
+
+bench-fp8: $(STAMP) ## what FP8 does to answers, on a CPU: golden models and the shipped one's questions (OUT=FILE for JSON)
+	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.fp8_accuracy $(if $(OUT),--json $(abspath $(OUT)))
+
+bench-host-gap: $(STAMP) ## what the host takes for an iteration of decodes, as the gap that a GPU waits; no GPU needed
+	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.host_gap
 
 bench-simulator: $(STAMP) ## the simulator against real workers on this machine, four minutes (OUT=FOLDER)
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.simulator_check --out $(abspath $(or $(OUT),.sangam/simulator-check))

@@ -75,26 +75,37 @@ def measure_all(
     measure: Callable[[Iteration], Sample],
     num_repeats: int,
     budget_seconds: float,
-    advance: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[Iteration, list[Sample]]:
     """Measure every iteration ``num_repeats`` times, round by round, after an uncounted round.
 
     Ends early when another round like the longest one would go beyond the budget, but never
     before one counted round is complete.
+
+    Args:
+        progress: told after each measurement how many are done, and how many there will be as far
+            as the rounds so far tell; they are equal after the last one only.
     """
     samples: dict[Iteration, list[Sample]] = {item: [] for item in iterations}
-    started, longest_seconds = clock(), 0.0
-    for number in range(1 + num_repeats):
+    started, longest_seconds = clock(), 1e-9  # a clock may stand still
+    number, num_rounds, num_done = 0, 1 + num_repeats, 0
+    while number < num_rounds:
         round_started = clock()
-        if number > 1 and round_started - started + longest_seconds > budget_seconds:
-            break
         for item in iterations if number % 2 else reversed(iterations):
             sample = measure(item)
             if number:
                 samples[item].append(sample)
-            advance()
-        longest_seconds = max(longest_seconds, clock() - round_started)
+            num_done += 1
+            if num_done % len(iterations):
+                progress(num_done, num_rounds * len(iterations))
+        now = clock()
+        number += 1
+        longest_seconds = max(longest_seconds, now - round_started)
+        left_seconds = started + budget_seconds - now
+        num_affordable = number + max(0, int(left_seconds / longest_seconds))
+        num_rounds = min(1 + num_repeats, max(2, num_affordable))
+        progress(num_done, num_rounds * len(iterations))
     return samples
 
 
@@ -178,7 +189,13 @@ def _measured(
 
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task("iterations", total=len(iterations) * (1 + num_repeats))
-        return measure_all(iterations, measure, num_repeats, max_seconds, lambda: bar.advance(task))
+        return measure_all(
+            iterations,
+            measure,
+            num_repeats,
+            max_seconds,
+            lambda done, total: bar.update(task, completed=done, total=total),
+        )
 
 
 def _require_lengths(grid: Grid, max_tokens: int) -> None:

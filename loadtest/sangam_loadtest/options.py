@@ -18,7 +18,8 @@ from sangam_loadtest.client.open_loop import Target
 from sangam_loadtest.load import Load
 from sangam_loadtest.run import RunOptions
 from sangam_loadtest.traces.csv_file import Columns
-from sangam_loadtest.traces.source import LengthFilter, TraceSpec
+from sangam_loadtest.traces.length_filter import LengthFilter
+from sangam_loadtest.traces.source import TraceSpec
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES, Sessions
 from sangam_router.model_files import SHIPPED_MODEL
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sangam_core.errors import SangamError
 
@@ -80,8 +80,13 @@ _NAMES = {item.name for item in fields(RequestRecord)}
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
     """Write a file of records."""
     with path.open("w", encoding="utf-8") as file:
-        for record in records:
-            file.write(record.to_json() + "\n")
+        write_record_lines(file, records)
+
+
+def write_record_lines(file: TextIO, records: Iterable[RequestRecord]) -> None:
+    """Write records into an open file."""
+    for record in records:
+        file.write(record.to_json() + "\n")
 
 
 def read_records(path: Path) -> list[RequestRecord]:

@@ -23,6 +23,7 @@ from sangam_loadtest.client.health import ClientHealth
 from sangam_loadtest.client.open_loop import Progress, Target, send_all
 from sangam_loadtest.load import Due, Load, planned
 from sangam_loadtest.records import RequestRecord
+from sangam_loadtest.run_files import opened
 from sangam_loadtest.show import show_progress
 from sangam_loadtest.summary import Summary, summarise
 
@@ -30,7 +31,7 @@ _MODELS_SECONDS = 10.0
 
 
 class TargetError(SangamError):
-    """The server cannot be asked what it serves."""
+    """The server cannot be asked what it serves, or does not serve what is asked of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,11 @@ def run(
         title: what the progress shown is called.
 
     Raises:
-        TargetError: the server does not answer before the run.
+        TargetError: before the run the server does not say what it serves, and no model is named;
+            or it does, and not the one named.
     """
     plan = planned(options.load)
+    model = asyncio.run(model_to_ask(options))
     allow_many_connections()
     records: list[RequestRecord] = []
     with _record_file(records_path) as write:
@@ -89,18 +92,19 @@ def run(
             records.append(record)
             write(record)
 
-        model, health, is_interrupted = asyncio.run(_send(options, plan, take, console, title))
+        sending = _send(options, model, plan, take, console, title)
+        health, is_interrupted = asyncio.run(sending)
     return RunResult(summarise(records, health), model, is_interrupted)
 
 
 async def _send(
     options: RunOptions,
+    model: str,
     plan: list[Due],
     take: Callable[[RequestRecord], None],
     console: Console,
     title: str,
-) -> tuple[str, ClientHealth, bool]:
-    model = options.model or await served_model(options.target)
+) -> tuple[ClientHealth, bool]:
     seed = options.load.trace.seed
     bodies = Bodies(BodyOptions(model, options.has_timings, options.extra, seed))
     stop = asyncio.Event()
@@ -113,11 +117,32 @@ async def _send(
             showing.cancel()
             with suppress(asyncio.CancelledError):
                 await showing
-    return model, health, stop.is_set()
+    return health, stop.is_set()
 
 
-async def served_model(target: Target) -> str:
-    """The first model that the first URL serves."""
+async def model_to_ask(options: RunOptions) -> str:
+    """The model named, or the first that the first URL serves.
+
+    A named one is held against the server's list, where it gives one (another than Sangam's may
+    have none): a run of nothing but refusals would be of no use.
+    """
+    named = options.model
+    try:
+        served = await _served_models(options.target)
+    except TargetError:
+        if named is None:
+            raise
+        return named
+    if named is not None and named not in served:
+        raise TargetError(
+            f"--model {named}: {options.target.urls[0]} does not serve it; "
+            f"it serves {', '.join(served)}"
+        )
+    return named or served[0]
+
+
+async def _served_models(target: Target) -> list[str]:
+    """What the first URL serves, one model at least."""
     url = f"{target.urls[0]}/v1/models"
     timeout = aiohttp.ClientTimeout(total=_MODELS_SECONDS)
     try:
@@ -127,13 +152,16 @@ async def served_model(target: Target) -> str:
         ):
             if response.status != 200:
                 raise TargetError(f"{url}: HTTP {response.status}; name the model with --model")
-            return str((await response.json())["data"][0]["id"])
+            served = [str(model["id"]) for model in (await response.json())["data"]]
     except TimeoutError as error:
         raise TargetError(f"{url}: no answer within {_MODELS_SECONDS:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise TargetError(f"{url}: {error}; is the server running?") from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise TargetError(f"{url}: not a list of models; name the model with --model") from error
+    if not served:
+        raise TargetError(f"{url}: lists no model; name the model with --model")
+    return served
 
 
 @contextmanager
@@ -173,12 +201,7 @@ def _record_file(path: Path | None) -> Iterator[Callable[[RequestRecord], object
     if path is None:
         yield lambda record: None
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
-    with file:
+    with opened(path) as file:
         yield lambda record: file.write(record.to_json() + "\n")
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from sangam_core.errors import ConfigurationError
 from sangam_loadtest.load import Load
@@ -84,6 +84,19 @@ def write_summary(
         },
     )
     return path
+
+
+def opened(path: Path) -> TextIO:
+    """A new file for results, its folder made where there is none.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from error
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -13,11 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from sangam_core.errors import ConfigurationError
 from sangam_loadtest.load import planned
 from sangam_loadtest.options import LoadOptions, RateOption, RecordsOption
-from sangam_loadtest.records import write_records
-from sangam_loadtest.run_files import RunLabel, default_records_path, write_summary
+from sangam_loadtest.records import write_record_lines
+from sangam_loadtest.run_files import RunLabel, default_records_path, opened, write_summary
 from sangam_loadtest.show import show_summary
 from sangam_loadtest.simulator.simulate import Simulation, simulate
 from sangam_loadtest.simulator.system import PAPER, Split
@@ -92,7 +90,8 @@ def simulate_command(
                 progress=lambda done: bar.update(task, completed=done),
             )
         summary = summarise(result.records)
-        _write(records_path, lambda: write_records(records_path, result.records))
+        with opened(records_path) as file:
+            write_record_lines(file, result.records)
         summary_path = write_summary(
             records_path,
             command="simulate",
@@ -119,7 +118,7 @@ def simulate_command(
         console.print(f"records: {records_path}\nsummary: {summary_path}", soft_wrap=True)
         if passes:
             passes_path = records_path.with_suffix(".passes.csv")
-            _write(passes_path, lambda: samples.write(passes_path))
+            samples.write(passes_path)
             console.print(f"passes: {passes_path}", soft_wrap=True)
 
 
@@ -146,8 +145,8 @@ class PassSamples:
 
     def write(self, path: Path) -> None:
         """One row a batch: the median of its iterations."""
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
+        with opened(path) as file:
+            writer = csv.writer(file, lineterminator="\n")
             writer.writerow(_PASS_COLUMNS)
             for blocks in sorted(self._seconds):
                 writer.writerow(
@@ -161,14 +160,6 @@ class PassSamples:
                         round(1e3 * median(self._seconds[blocks]), 4),
                     ]
                 )
-
-
-def _write(path: Path, write: Callable[[], None]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write()
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from error
 
 
 def _plain(value: object) -> object:

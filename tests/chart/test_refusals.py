@@ -58,6 +58,15 @@ def test_the_schema_refuses_and_names_the_place(helm: Helm, pair: str, words: st
             ["workers.decode.settings.totalPages=9", "workers.decode.settings.poolBytes=9999999"],
             "exclude each other",
         ),
+        (
+            ["workers.prefill.gpus=0", "workers.prefill.settings.attention=flashinfer-fa3"],
+            "workers.prefill: settings.attention=flashinfer-fa3 needs a GPU",
+        ),
+        (
+            ["workers.defaults.gpus=0", "workers.defaults.settings.kvTransport=nccl"],
+            "settings.kvTransport=nccl needs a GPU",
+        ),
+        (["workers.defaults.settings.dtype=float32"], "dtype=float32 has no FlashInfer kernels"),
         (["workers.defaults.settings.leaseSeconds=1"], "at least two settings.heartbeatSeconds"),
         (["router.shutdownSeconds=60"], "would cut answers at every roll"),
         (["router.terminationGracePeriodSeconds=300"], "would kill a router before"),

@@ -107,7 +107,8 @@ def test_probes_run_in_the_container_and_leaving_drains(scenario: Rendered) -> N
 def test_gpu_workers_have_time_to_load_16_gigabytes(default: Rendered) -> None:
     for each in default.workers:
         probe = container(each)["startupProbe"]
-        assert probe["periodSeconds"] * probe["failureThreshold"] >= 600
+        # 16 GB of weights from a slow disk, and FlashInfer's kernels compiled on few CPUs.
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
         lenient = container(each)["livenessProbe"]
         assert lenient["periodSeconds"] * lenient["failureThreshold"] >= 60
 

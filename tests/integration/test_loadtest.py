@@ -14,7 +14,8 @@ from sangam_loadtest.client.open_loop import Target
 from sangam_loadtest.load import Load
 from sangam_loadtest.records import read_records
 from sangam_loadtest.run import RunOptions, RunResult, run
-from sangam_loadtest.traces.source import LengthFilter, TraceSpec
+from sangam_loadtest.traces.length_filter import LengthFilter
+from sangam_loadtest.traces.source import TraceSpec
 from sangam_router.local.roles import RoleCounts
 
 pytestmark = pytest.mark.integration

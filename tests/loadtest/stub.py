@@ -66,8 +66,8 @@ async def event(response: web.StreamResponse, content: dict[str, Any]) -> None:
 
 
 @contextmanager
-def serving(handler: Handler) -> Iterator[Served]:
-    """Serve both completion endpoints with ``handler``, and the list of models."""
+def serving(handler: Handler, *, lists_models: bool = True) -> Iterator[Served]:
+    """Serve both completion endpoints with ``handler``, and a list of two models."""
     loop = asyncio.new_event_loop()
     ready = threading.Event()
     served = Served("")
@@ -80,7 +80,10 @@ def serving(handler: Handler) -> Iterator[Served]:
         return await handler(request, body)
 
     async def models(request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "stub-model"}]})
+        if not lists_models:
+            return web.json_response({"error": {"message": "not here"}}, status=404)
+        served_models = [{"id": "stub-model"}, {"id": "stub-model-2"}]
+        return web.json_response({"object": "list", "data": served_models})
 
     async def serve() -> None:
         app = web.Application(client_max_size=2**24)

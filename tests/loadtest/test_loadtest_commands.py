@@ -70,6 +70,75 @@ def test_run_replays_the_time_stamps_of_a_csv(tmp_path: Path) -> None:
     assert [len(body["prompt"]) for body in served.bodies] == [5, 6, 7]
 
 
+def run_of_three(url: str, output: Path, *more: str) -> Result:
+    return called(
+        *("run", "--url", url, "--rate", "50", "--requests", "3"),
+        *("--trace", "sharegpt", "--output", str(output), *more),
+    )
+
+
+def test_a_model_that_the_server_has_not_fails_at_once_and_tells_those_it_has(
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "run.jsonl"
+    with serving(answering) as served:
+        result = run_of_three(served.url, output, "--model", "nope")
+        assert not served.bodies
+    assert result.exit_code == 1
+    told = result.output.replace("\n", " ")
+    assert f"--model nope: {served.url} does not serve it; it serves stub-model, stub-model" in told
+    assert not output.exists()
+
+
+def test_any_model_of_the_server_may_be_named(tmp_path: Path) -> None:
+    with serving(answering) as served:
+        result = run_of_three(served.url, tmp_path / "run.jsonl", "--model", "stub-model-2")
+    assert result.exit_code == 0, result.output
+    assert {body["model"] for body in served.bodies} == {"stub-model-2"}
+
+
+def test_a_server_without_a_list_of_models_is_asked_for_the_one_named(tmp_path: Path) -> None:
+    with serving(answering, lists_models=False) as served:
+        unnamed = run_of_three(served.url, tmp_path / "unnamed.jsonl")
+        named = run_of_three(served.url, tmp_path / "named.jsonl", "--model", "mine")
+    assert unnamed.exit_code == 1
+    assert "HTTP 404; name the model with --model" in unnamed.output.replace("\n", " ")
+    assert named.exit_code == 0, named.output
+    assert {body["model"] for body in served.bodies} == {"mine"}
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_records_that_cannot_be_written_are_complained_about_with_their_path(
+    tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "records.jsonl"
+    with serving(answering) as served:
+        if command == "run":
+            result = run_of_three(served.url, output)
+        else:
+            result = called(
+                "simulate", "1C", "--rate", "1", "--requests", "1", "--output", str(output)
+            )
+        assert not served.bodies
+    assert result.exit_code == 1
+    assert "/file/records.jsonl: File exists" in result.output.replace("\n", "")
+
+
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_the_folder_of_records_is_made(tmp_path: Path, command: str) -> None:
+    output = tmp_path / "new" / "folder" / "records.jsonl"
+    with serving(answering) as served:
+        if command == "run":
+            result = run_of_three(served.url, output)
+        else:
+            result = called(
+                "simulate", "1C", "--rate", "1", "--requests", "3", "--output", str(output)
+            )
+    assert result.exit_code == 0, result.output
+    assert len(read_records(output)) == 3
+
+
 def test_run_without_an_answer_fails(tmp_path: Path) -> None:
     async def failing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no worker"}}, status=503)
@@ -92,6 +161,7 @@ def test_run_without_an_answer_fails(tmp_path: Path) -> None:
         ([], "need a rate"),
         (["--rate", "1", "--requests", "5", "--duration", "5"], "not both"),
         (["--rate", "1", "--trace", "wiki"], "sharegpt, arxiv, questions"),
+        (["--rate", "1", "--trace", "sharegpt", "--max-total", "5"], "raise --max-total 5 to "),
         (["--rate", "1", "--sessions"], "--sessions is for synthetic traces"),
         (["--rate", "1", "--repeat"], "are for files"),
         (["--rate", "1", "--columns", "a,b"], "--columns is for .csv files"),

@@ -147,6 +147,25 @@ def test_rounds_end_with_the_budget_but_not_before_one_counts(
     assert len(samples[iteration]) == counted
 
 
+@pytest.mark.parametrize("budget_seconds", [1.0, 95.0, 1000.0])
+def test_the_progress_is_complete_with_the_last_measurement_and_not_before(
+    budget_seconds: float,
+) -> None:
+    clock, measure = a_clock_of(5.0)
+    told: list[tuple[int, int]] = []
+    iterations = [Iteration(64, 0, 64, BLOCK_LENGTH), Iteration(0, 1, 64, 4)]
+    measure_all(
+        iterations,
+        measure,
+        12,
+        budget_seconds,
+        lambda done, total: told.append((done, total)),
+        clock,
+    )
+    assert [done for done, _ in told] == list(range(1, len(told) + 1))
+    assert [done == total for done, total in told] == [False] * (len(told) - 1) + [True]
+
+
 def a_clock_of(
     round_seconds: float,
 ) -> tuple[Callable[[], float], Callable[[Iteration], Sample]]:

@@ -26,7 +26,8 @@ from sangam_loadtest.simulator.commits import GeometricCommits
 from sangam_loadtest.simulator.system import Split, System
 from sangam_loadtest.simulator.worker import Iteration
 from sangam_loadtest.summary import Distribution
-from sangam_loadtest.traces.source import LengthFilter, TraceSpec
+from sangam_loadtest.traces.length_filter import LengthFilter
+from sangam_loadtest.traces.source import TraceSpec
 
 
 def a_record(**known: object) -> RequestRecord:

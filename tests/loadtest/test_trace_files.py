@@ -7,9 +7,10 @@ import pytest
 
 from sangam_core.errors import ConfigurationError
 from sangam_loadtest.traces.csv_file import Columns
+from sangam_loadtest.traces.length_filter import LengthFilter
 from sangam_loadtest.traces.questions import is_answer_right
 from sangam_loadtest.traces.request import TraceError
-from sangam_loadtest.traces.source import LengthFilter, TraceSpec, take_requests
+from sangam_loadtest.traces.source import TraceSpec, take_requests
 from sangam_loadtest.traces.synthetic import Sessions
 
 
@@ -66,7 +67,8 @@ def test_columns_can_be_named(tmp_path: Path) -> None:
         ("prompt_tokens,tokens\n5,6\n", r"line 1: no column output_tokens or .*there are: prompt"),
         ("prompt_tokens,output_tokens,timestamp\n5,6,noon\n", r"line 2, timestamp: .*'noon'"),
         ("prompt_tokens,output_tokens\n", r"no requests"),
-        ("", r"line 1: no column"),
+        ("", r"a.csv, line 1: empty; it must name the columns, e.g. prompt_tokens,output_tokens"),
+        ("\n5,6\n", r"line 1: empty"),
         ('prompt_tokens,output_tokens\n"5,6\n', r"a.csv, line"),
     ],
 )
@@ -102,10 +104,34 @@ def test_lengths_are_filtered(tmp_path: Path) -> None:
 
 
 def test_a_filter_that_nothing_passes_ends_with_an_error() -> None:
-    with pytest.raises(TraceError, match="none of"):
+    with pytest.raises(TraceError, match="none of 100000 requests in a row passes the filter; low"):
         take_requests(TraceSpec("sharegpt", lengths=LengthFilter(min_prompt=5000)), 1)
     with pytest.raises(ConfigurationError, match="max_output"):
         LengthFilter(min_output=9, max_output=8)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        (LengthFilter(max_total=5), "raise --max-total 5 to 11 or more"),
+        (LengthFilter(min_prompt=50), "lower --min-prompt 50 to 9 or less"),
+        (
+            LengthFilter(max_output=1, max_total=8),
+            "raise --max-output 1 to 5 or more; raise --max-total 8 to 11 or more",
+        ),
+        (
+            LengthFilter(min_prompt=9, min_output=8),
+            "no request meets all of --min-prompt 9, --min-output 8: widen them",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_the_options_that_leave_no_request_are_named_with_the_fix(
+    tmp_path: Path, lengths: LengthFilter, told: str, is_repeated: bool
+) -> None:
+    path = written(tmp_path, "a.csv", "prompt_tokens,output_tokens\n6,5\n9,7\n4,8\n")
+    with pytest.raises(TraceError, match=f"passes the filter; {told}$"):
+        take_requests(TraceSpec(path, lengths=lengths, is_repeated=is_repeated), 2)
 
 
 def test_each_answer_of_a_sharegpt_conversation_is_a_request(tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ class ToyPool:
         self.num_layers = num_layers
         self.layers = torch.zeros((num_layers, total_pages, *self.page_shape))
 
+    @property
+    def device(self) -> torch.device:
+        return self.layers.device
+
     def gather(self, layer: int, pages: Sequence[int]) -> torch.Tensor:
         return self.layers[layer, list(pages)].contiguous()
 

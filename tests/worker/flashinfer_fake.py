@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 HEAD_DIMS = (64, 128, 256)
+NUM_SMS = 132
 
 
 class FakeFlashInfer:
@@ -66,21 +67,73 @@ class _Paged:
         fake: FakeFlashInfer,
         float_workspace_buffer: Tensor,
         kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
         *,
         backend: str = "auto",
     ) -> None:
         self._fake = fake
-        fake.record(f"{self.name}.__init__", float_workspace_buffer, kv_layout, backend=backend)
+        buffers = {
+            "qo_indptr_buf": qo_indptr_buf,
+            "paged_kv_indptr_buf": paged_kv_indptr_buf,
+            "paged_kv_indices_buf": paged_kv_indices_buf,
+            "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
+        }
+        options = {"use_cuda_graph": True, **buffers} if use_cuda_graph else {}
+        fake.record(
+            f"{self.name}.__init__", float_workspace_buffer, kv_layout, backend=backend, **options
+        )
         _check_workspace(float_workspace_buffer, backend)
         assert kv_layout == "NHD"
+        self._workspace, self._backend = float_workspace_buffer, backend
+        self._buffers: list[Tensor] | None = None
+        if use_cuda_graph:
+            given = [each for each in buffers.values() if each is not None]
+            assert len(given) == len(buffers)
+            for each in given:
+                _check_indices(each)
+            qo, kv, _, last = (len(each) for each in given)
+            assert qo == kv == last + 1
+            self._buffers, self._batch_size, self._most_rows = given, last, None
 
     def plan(self, *args: Any, **kwargs: Any) -> None:
         self._fake.record(f"{self.name}.plan", *args, **kwargs)
         self._plan(*args, **kwargs)
 
+    def workspace_size(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        self._fake.record(f"{self.name}.workspace_size", *args, **kwargs)
+        return self._workspace_size(*args, **kwargs)
+
     def run(self, *args: Any, **kwargs: Any) -> Tensor:
         self._fake.record(f"{self.name}.run", *args, **kwargs)
         return self._run(*args, **kwargs)
+
+    def _workspace_size(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+    ) -> tuple[int, int]:
+        """FA2's in a graph: a float for every value of the largest grid (``scheduler.cuh``)."""
+        assert self._backend == "fa2", "no other has it"
+        assert self._buffers is not None
+        rows, batch_size = int(qo_indptr[-1]), len(qo_indptr) - 1
+        num_tiles = -(-rows * (num_qo_heads // num_kv_heads) // 128) + batch_size - 1
+        num_tiles = max(2 * NUM_SMS // num_kv_heads, num_tiles)
+        return num_qo_heads * num_tiles * 128 * (head_dim_qk + 1) * 4, 2**16
 
     def _plan(
         self,
@@ -97,6 +150,8 @@ class _Paged:
         sm_scale: float | None = None,
         q_data_type: str | torch.dtype = "float16",
         kv_data_type: str | torch.dtype | None = None,
+        seq_lens: Tensor | None = None,
+        max_token_per_sequence: int | None = None,
     ) -> None:
         for each in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
             _check_indices(each)
@@ -106,8 +161,24 @@ class _Paged:
         assert len(paged_kv_indptr) == batch_size + 1
         assert len(paged_kv_last_page_len) == batch_size
         assert len(paged_kv_indices) == paged_kv_indptr[-1]
-        assert paged_kv_last_page_len.min() >= 1
+        has_keys = paged_kv_indptr.diff() > 0
+        assert (has_keys | (qo_indptr.diff() == 0)).all(), "queries without keys"
+        assert (paged_kv_last_page_len[has_keys] >= 1).all()
+        assert (paged_kv_last_page_len[~has_keys] == 0).all()
         assert paged_kv_last_page_len.max() <= page_size
+        lengths = (paged_kv_indptr.diff() - 1).clamp(min=0) * page_size + paged_kv_last_page_len
+        if seq_lens is not None:
+            _check_indices(seq_lens)
+            assert torch.equal(seq_lens, lengths)
+        if max_token_per_sequence is not None:
+            assert max_token_per_sequence >= qo_indptr.diff().max()
+        if self._buffers is not None:
+            self._fill_buffers(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+            if self._backend == "fa2":
+                heads = num_qo_heads, num_kv_heads, head_dim_qk
+                rows = torch.tensor([0] * batch_size + [self._most_rows])
+                needed_bytes, _ = self._workspace_size(rows, *[rows] * 3, *heads, page_size)
+                assert len(self._workspace) >= needed_bytes, "Buffer overflow: batch_prefill_tmp_v"
         _check_heads(num_qo_heads, num_kv_heads, head_dim_qk)
         self._qo_indptr = qo_indptr.tolist()
         self._kv_indptr = paged_kv_indptr.tolist()
@@ -127,13 +198,37 @@ class _Paged:
             }
         )
 
+    def _fill_buffers(self, *arrays: Tensor) -> None:
+        """The plan is what the buffers hold from now on; a graph's kernels read it there."""
+        assert self._buffers is not None
+        rows = int(arrays[0][-1])
+        if self._most_rows is None:
+            self._most_rows = rows
+        if rows > self._most_rows:
+            raise ValueError("The total number of rows in qo_indptr in cuda graph mode")
+        if len(arrays[0]) - 1 != self._batch_size:
+            raise ValueError("The batch size should be fixed during the lifecycle of the wrapper")
+        if len(arrays[2]) > len(self._buffers[2]):
+            raise ValueError("The length of paged_kv_indices exceeds the allocated buffer size.")
+        for buffer, array in zip(self._buffers, arrays, strict=True):
+            buffer[: len(array)].copy_(array)
+
     def _run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor | None = None) -> Tensor:
         num_qo_heads, num_kv_heads, head_dim = self._heads
+        if self._buffers is not None:
+            # Kernels of a graph run again without this code, on whatever the buffers hold then.
+            assert q.size(0) == self._most_rows, "captured with a full batch"
+            assert out is not None, "a graph's result would move"
+            qo, kv, self._kv_indices, last = self._buffers
+            self._qo_indptr, self._kv_indptr = qo.tolist(), kv.tolist()
+            self._last_page_len = last.tolist()
         assert paged_kv_cache.shape[1:] == (2, self._page_size, num_kv_heads, head_dim)
         assert paged_kv_cache.stride(-1) == 1
         assert (q.dtype, paged_kv_cache.dtype) == self._dtypes
         assert q.shape[1:] == (num_qo_heads, head_dim)
-        out = _check_queries(q, self._qo_indptr, out)
+        most_rows = self._qo_indptr[-1] if self._buffers is None else q.size(0)
+        out = _check_queries(q, most_rows, out)
+        out[: self._qo_indptr[-1]] = torch.nan
         k_cache, v_cache = paged_kv_cache.unbind(1)
         for number, last_page_len in enumerate(self._last_page_len):
             pages = self._kv_indices[self._kv_indptr[number] : self._kv_indptr[number + 1]].long()
@@ -199,7 +294,7 @@ class _Ragged:
         assert k.shape == v.shape == (self._kv_indptr[-1], num_kv_heads, head_dim)
         assert (q.dtype, k.dtype) == self._dtypes
         assert q.shape[1:] == (num_qo_heads, head_dim)
-        out = _check_queries(q, self._qo_indptr, out)
+        out = _check_queries(q, self._qo_indptr[-1], out).fill_(torch.nan)
         for number in range(len(self._qo_indptr) - 1):
             rows = slice(self._qo_indptr[number], self._qo_indptr[number + 1])
             seen = slice(self._kv_indptr[number], self._kv_indptr[number + 1])
@@ -297,6 +392,7 @@ SIGNATURES = {
     "BatchPrefillWithPagedKVCacheWrapper.__init__": partial(_Paged, FakeFlashInfer()),
     "BatchPrefillWithPagedKVCacheWrapper.plan": partial(_Paged._plan, None),
     "BatchPrefillWithPagedKVCacheWrapper.run": partial(_Paged._run, None),
+    "BatchPrefillWithPagedKVCacheWrapper.workspace_size": partial(_Paged._workspace_size, None),
     "BatchPrefillWithRaggedKVCacheWrapper.__init__": partial(_Ragged, FakeFlashInfer()),
     "BatchPrefillWithRaggedKVCacheWrapper.plan": partial(_Ragged._plan, None),
     "BatchPrefillWithRaggedKVCacheWrapper.run": partial(_Ragged._run, None),
@@ -323,14 +419,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tens
     return torch.einsum("hts,shd->thd", scores.softmax(-1), v).to(q.dtype)
 
 
-def _check_queries(q: Tensor, qo_indptr: list[int], out: Tensor | None) -> Tensor:
-    if q.size(0) != qo_indptr[-1]:
+def _check_queries(q: Tensor, num_rows: int, out: Tensor | None) -> Tensor:
+    if q.size(0) != num_rows:
         raise ValueError(f"q.shape[0] ({q.size(0)}) does not match qo_indptr[-1]")
     assert q.stride(-1) == 1
     out = q.new_empty(q.shape) if out is None else out
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
     assert out.is_contiguous(), "FA2 takes no strides of the result"
-    return out.fill_(torch.nan)
+    return out
 
 
 def _check_half(*tensors: Tensor) -> None:

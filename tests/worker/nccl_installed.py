@@ -14,7 +14,8 @@ INSTALL = (
 
 def is_installed() -> bool:
     """Whether calls can be bound."""
-    return all(importlib.util.find_spec(name) is not None for name in ("nccl", "cuda"))
+    names = ("nccl", "cuda", "cuda.core")  # in this order: a part is looked for in its whole
+    return all(importlib.util.find_spec(name) is not None for name in names)
 
 
 @functools.cache

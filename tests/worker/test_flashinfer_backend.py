@@ -25,6 +25,7 @@ from tests.worker.attention_batches import (
 from tests.worker.checkpoints import DREAM, LLADA, dream_config, llada_config, write_checkpoint
 from tests.worker.flashinfer_fake import SIGNATURES, FakeFlashInfer, append_paged_kv_cache
 from tests.worker.flashinfer_installed import installed_signatures, run_with_flashinfer
+from tests.worker.graph_fake import EagerCapture
 from tests.worker.requests import a_pass, a_plan
 from torch import Tensor
 
@@ -188,6 +189,8 @@ def an_engine(model: Path, fake: FakeFlashInfer | None, dtype: str = "bfloat16")
         total_pages=40,
         attention=lambda pool, heads: FlashInferAttention(pool, heads, fake, lambda _: "fa2"),
         operators=lambda *args: FlashInferOperators(*args, fake),
+        graph_buckets=(1, 2),
+        graph_block_tokens=8,
     )
 
 
@@ -245,7 +248,11 @@ def test_every_call_binds_to_the_installed_signatures(tmp_path: Path) -> None:
     real = installed_signatures(*SIGNATURES)
     fake = FakeFlashInfer()
     for name in ("llada-64", "dream-tiny"):
-        some_logits(an_engine(model_at(name, tmp_path), fake))
+        engine = an_engine(model_at(name, tmp_path), fake)
+        some_logits(engine)
+        engine.capture_graphs(capture=EagerCapture())
+        decode = a_pass([1] * 60, rows=range(40, 48), pages=(7, 3, 11, 0), masked=range(40, 48))
+        assert engine.replay(a_plan(decode)) is not None
     for name, args, kwargs in fake.calls:
         bound = real[name].bind(*args, **kwargs)
         assert not bound.arguments.get("args"), f"{name} takes what is left over for other kernels"

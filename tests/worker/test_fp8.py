@@ -18,7 +18,9 @@ from tests.worker.checkpoints import (
     write_checkpoint,
 )
 from tests.worker.dense import Dense
+from tests.worker.flashinfer_fake import FakeFlashInfer
 from tests.worker.fp8_kernel_checks import KERNELS, arguments_of, random_rows
+from tests.worker.graph_fake import EagerCapture
 from tests.worker.requests import a_pass, a_plan, random_cases
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from sangam_core.errors import ConfigurationError
 from sangam_worker.engine import Engine
 from sangam_worker.engine_loading import load_engine
 from sangam_worker.models.config import read_model_config
+from sangam_worker.models.flashinfer_operators import FlashInferOperators
 from sangam_worker.models.fp8 import LARGEST, SMALLEST, Fp8Rows, quantise
 from sangam_worker.models.fp8_operators import check_cuda
 from sangam_worker.models.fp8_torch import TorchFp8Kernels
@@ -211,6 +214,45 @@ def test_a_request_gets_the_same_bytes_whatever_else_is_in_the_batch(
     alone = {ran.case.id: ran for case in cases for ran in run_cases([case], engine)}
     together = run_cases(cases, engine, in_flight=6, tau_tokens=200)
     assert {ran.case.id: ran for ran in together} == alone
+
+
+def test_flashinfer_rotates_and_norms_for_the_head_as_without_fp8(tmp_path: Path) -> None:
+    """Over a fake of the library, which rounds where FlashInfer does."""
+    config = llada_config(d_model=128, n_heads=2, n_kv_heads=2, mlp_hidden_size=192)
+    model, fake = str(write_checkpoint(tmp_path, config)), FakeFlashInfer()
+    ids = random_ids("flashinfer", 40)
+    exact = logits_of_a_sequence(load_engine(model, total_pages=9), ids)
+    near = logits_of_a_sequence(an_fp8_engine(Path(model), "bfloat16"), ids)
+    engine = load_engine(
+        model,
+        total_pages=9,
+        dtype="bfloat16",
+        quantization="fp8",
+        operators=lambda *args: FlashInferOperators(*args, fake),
+    )
+    got = logits_of_a_sequence(engine, ids)
+    of_fp8 = (near - exact).square().mean()
+    assert 0 < (got - near).square().mean() < of_fp8
+    assert (got - exact).square().mean() < 1.5 * of_fp8
+
+
+@pytest.mark.parametrize("name", ["llada", "dream"])
+def test_a_captured_pass_gives_what_an_eager_one_does(name: str, tmp_path: Path) -> None:
+    engine = load_engine(
+        str(write_checkpoint(tmp_path, MODELS[name])),
+        total_pages=12,
+        quantization="fp8",
+        graph_buckets=(1, 2),
+        graph_block_tokens=8,
+    )
+    engine.capture_graphs(capture=EagerCapture())
+    ids, block = random_ids(name, 40), range(16, 24)
+    given: dict[str, Any] = {"block": block, "masked": list(block), "pages": (3, 0, 7)}
+    engine.execute(a_plan(a_pass(ids, **given)))
+    decode = a_plan(a_pass(ids, rows=block, **given))
+    eager, replayed = engine.forward(decode), engine.replay(decode)
+    assert replayed is not None
+    torch.testing.assert_close(replayed, eager[: len(replayed)], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("model", [LLADA, DREAM], ids=["llada", "dream"])

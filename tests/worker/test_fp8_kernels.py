@@ -59,12 +59,7 @@ def test_on_hopper_rows_are_read_and_written_16_bytes_at_a_time_and_rounded_by_o
         "scales": "*fp32",
         "eps": "fp32",
     }
-    constants = {
-        "width": width,
-        "lanes": source.num_lanes(width),
-        "largest": source.LARGEST,
-        "smallest": source.SMALLEST,
-    }
+    constants = {"width": width, "lanes": source.num_lanes(width)}
     names = kernel.arg_names
     compiled = triton.compile(
         ASTSource(

@@ -32,6 +32,16 @@ def test_gathered_pages_are_a_contiguous_copy() -> None:
     assert pool.layers[1].abs().max() == 0
 
 
+def test_the_scratch_page_lies_behind_the_pages_and_is_none_of_them() -> None:
+    pool = a_pool()
+    assert (len(pool.layers[0]), pool.scratch_page) == (10, 10)
+    for with_scratch, layer in zip(pool.layers_and_scratch, pool.layers, strict=True):
+        with_scratch[pool.scratch_page].fill_(7)
+        assert layer.abs().max() == 0
+        layer.fill_(3)
+        assert (with_scratch[:10] == 3).all(), "the same memory"
+
+
 def test_bytes_of_a_page_count_every_layer() -> None:
     assert a_pool().bytes_per_page == 3 * a_pool().bytes_per_layer_page == 3 * 2 * 16 * 2 * 8 * 4
     assert a_pool(torch.bfloat16).bytes_per_page == 3 * 2 * 16 * 2 * 8 * 2

@@ -44,7 +44,7 @@ def test_the_line_leaves_out_what_there_is_not() -> None:
 
 def test_the_line_can_say_what_was_measured() -> None:
     budget = settle(H200, NEEDS, POOL, 0.9)
-    measured = budget.measured(replace(NEEDS, graphs=2 * GB))
+    measured = budget.taking(replace(NEEDS, graphs=2 * GB))
     assert measured.total_pages == budget.total_pages
     assert measured.left_bytes == budget.left_bytes - GB
     assert "graphs 2.0" in measured.line()

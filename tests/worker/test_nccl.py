@@ -25,7 +25,7 @@ from sangam_core.placement import Role
 from sangam_core.wire import PassRan
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.transfer import nccl
+from sangam_worker.transfer import nccl_channel
 from sangam_worker.transfer.choice import open_transport, prepare_transport
 from sangam_worker.transfer.chunks import chunks_of, pages_in
 from sangam_worker.transfer.memory import SLOT_BYTES
@@ -146,7 +146,7 @@ class TestNccl(Rig):
     def test_a_call_that_is_stuck_in_nccl_is_aborted_from_outside(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(nccl, "_STUCK_SECONDS", 0.1)
+        monkeypatch.setattr(nccl_channel, "_STUCK_SECONDS", 0.1)
         sender, receiver = self.a_pair()
         self.network.stuck_in = {name}
         call = sender.send if name == "send" else receiver.receive
@@ -159,7 +159,7 @@ class TestNccl(Rig):
     def test_an_aborted_call_returns_only_when_the_device_has_let_go_of_the_pages(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(nccl, "_LET_GO_SECONDS", 0.05)
+        monkeypatch.setattr(nccl_channel, "_LET_GO_SECONDS", 0.05)
         here, there = self.transports()
         sender, _ = self.pair(here, there)
         copies = self.devices_made[0].made[0]
@@ -224,21 +224,37 @@ class TestNccl(Rig):
         with pytest.raises(TransferError, match=r"7 pages there, 5 here.*versions"):
             here.connect(Side.SENDER, "c", there.offer(), 1.0)
 
-    def test_communicators_are_non_blocking_with_few_thread_blocks(self) -> None:
-        self.a_pair()
+    def test_both_ends_have_the_receiver_s_number_of_thread_blocks(self) -> None:
+        here, there = self.transports()
+        here._max_ctas = 2
+        self.pair(here, there)
         assert [config.max_ctas for each in self.libraries for config in each.configs] == [4, 4]
 
+    def test_warming_up_leaves_the_pool_as_it_was_and_its_lane_for_the_first_transfer(self) -> None:
+        source, target = self.pools()
+        before = source.layers.clone()
+        here, there = self.a_transport(source), self.a_transport(target)
+        here.warm_up()
+        assert torch.equal(source.layers, before)
+        warmed = here.staging_bytes
+        move(*self.pair(here, there), (0, 1), (0, 1))
+        assert here.staging_bytes == warmed
+
     def test_a_communicator_of_one_rank_copies_pages_to_itself(self) -> None:
-        pool, streams = a_pool(), FakeStreams(jitter_seconds=0.001)
+        pool = KVPool(num_layers=8, total_pages=64, num_kv_heads=1, head_dim=2)
+        for layer in pool.layers:
+            layer.copy_(torch.rand(layer.shape))
+        streams = FakeStreams(jitter_seconds=0.001)
         self.devices_made.append(streams)
-        wanted = pool.layers[:, [3, 1, 4, 15, 9, 2]].clone()
+        wanted = [layer[[3, 1, 4, 15, 9, 2]] for layer in pool.layers]
         with NcclLoop(
             pool, self.network.library(), streams, max_ctas=2, slot_bytes=4 * PAGE_BYTES
         ) as loop:
             streams.made[2].jitter_seconds = 0.01  # the scatters
             for targets in ((20, 22, 21, 30, 31, 32), (40, 41, 42, 43, 44, 45)):
-                assert loop.copy((3, 1, 4, 15, 9, 2), targets, 10.0) == wanted.nbytes
-                assert torch.equal(pool.layers[:, list(targets)], wanted)
+                assert loop.copy((3, 1, 4, 15, 9, 2), targets, 10.0) == 8 * 6 * PAGE_BYTES
+                for layer, expected in zip(pool.layers, wanted, strict=True):
+                    assert torch.equal(layer[list(targets)], expected)
 
     def test_many_pairs_move_at_once(self) -> None:
         source, target = self.pools()

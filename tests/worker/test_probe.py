@@ -85,7 +85,7 @@ async def test_readiness_needs_the_lease_and_the_transport(
 async def test_before_the_port_is_known_a_probe_says_that_weights_are_loading(
     tmp_path: Path,
 ) -> None:
-    assert "loading its weights" in await outcome("startup", environment(tmp_path / "port"))
+    assert "the worker is starting" in await outcome("startup", environment(tmp_path / "port"))
 
 
 async def test_a_neighbour_at_the_port_of_a_dead_process_does_not_pass(tmp_path: Path) -> None:
@@ -166,7 +166,10 @@ def test_the_command_needs_no_torch_and_says_in_one_line_what_is_wrong(tmp_path:
     env = environment(tmp_path / "port")
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "no port yet: the worker is loading its weights\n"
+    assert (
+        done.stderr
+        == "no port yet: the worker is starting (weights, kernels, graphs; see its log)\n"
+    )
     assert subprocess.run([*command, "x"], capture_output=True, check=False).returncode == 2
 
 

@@ -17,12 +17,14 @@ from sangam_worker.engine import Engine
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.flashinfer_operators import FlashInferOperators
+from sangam_worker.models.fp8 import Fp8Rows
 from sangam_worker.models.random_models import random_config
 from sangam_worker.models.transformer import Transformer
 from sangam_worker.plan import Plan
 from sangam_worker.sampling.candidates import ROWS_AT_ONCE, Draw, Measure, propose
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.sizing import (
+    FIXED_BYTES,
     LargestIteration,
     activation_bytes,
     bytes_per_page,
@@ -33,11 +35,10 @@ from sangam_worker.sizing import (
     pages_set,
     weight_bytes,
 )
-from sangam_worker.weights import random_weights
+from sangam_worker.weights import Weights, random_weights
 
 BFLOAT16, CPU = torch.bfloat16, torch.device("cpu")
 LLADA, DREAM = (random_config(f"random:{name}") for name in ("llada-8b", "dream-7b"))
-WITHOUT_ROWS = LargestIteration(0, 0, 0)
 
 
 def gpu_settings(**changes: Any) -> WorkerSettings:
@@ -114,6 +115,18 @@ def test_weights_are_two_bytes_a_parameter_and_the_table_of_rotations(
     table = 2 * config.max_sequence_tokens * config.head_dim * 4
     assert (weight_bytes(config, "bfloat16") - table) / 1e9 == pytest.approx(gigabytes, abs=0.01)
     assert weight_bytes(config, "float32") > 1.9 * weight_bytes(config, "bfloat16") - 2 * table
+
+
+@pytest.mark.parametrize("config", [LLADA, DREAM])
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_weights_are_counted_as_they_are_made(config: ModelConfig, is_fp8: bool) -> None:
+    weights = Weights(config, BFLOAT16, torch.device("meta"), is_fp8=is_fp8)
+    made = 0
+    for each in (value for group in [weights.outer, *weights.layers] for value in group.values()):
+        parts = [each.values, each.scales] if isinstance(each, Fp8Rows) else [each]
+        made += sum(part.nbytes for part in parts)
+    table = 2 * config.max_sequence_tokens * config.head_dim * 4
+    assert weight_bytes(config, "bfloat16", is_fp8=is_fp8) == made + table
 
 
 def like(config: ModelConfig, **changes: Any) -> ModelConfig:
@@ -199,7 +212,7 @@ def test_a_pass_takes_what_is_counted_for_its_layers(
         engine.forward(plan)
     iteration = LargestIteration(rows, head_rows, num_decodes + num_prefills)
     counted = activation_bytes(small, iteration, "bfloat16")
-    counted -= activation_bytes(small, WITHOUT_ROWS, "bfloat16")
+    counted -= FIXED_BYTES
     assert live.peak_bytes <= counted
     assert counted <= 1.5 * live.peak_bytes
 

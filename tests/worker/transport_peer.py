@@ -27,10 +27,6 @@ class StallingPool(ToyPool):
 
     stall_at: int | None = None
 
-    @property
-    def device(self) -> torch.device:
-        return self.layers.device
-
     def gather(self, layer: int, pages: Sequence[int]) -> torch.Tensor:
         self._stall(layer, pages)
         return super().gather(layer, pages)

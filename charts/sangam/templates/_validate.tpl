@@ -61,6 +61,18 @@ router.settings.fixedMaskBufferTokens={{ $buffer }} is no multiple of model.bloc
 {{- if and .settings.totalPages .settings.poolBytes }}
 {{ $where }}: settings.totalPages and settings.poolBytes exclude each other.
 {{- end }}
+{{- $device := .settings.device | default (.gpus | int | eq 0 | ternary "cpu" "cuda:0") }}
+{{- $attention := .settings.attention | default "auto" }}
+{{- if and (hasPrefix "flashinfer" $attention) (not (hasPrefix "cuda" $device)) }}
+{{ $where }}: settings.attention={{ $attention }} needs a GPU, but the device is {{ $device }}. Leave attention out, or set gpus=1.
+{{- end }}
+{{- if and (eq (.settings.kvTransport | default "auto") "nccl") (not (hasPrefix "cuda" $device)) }}
+{{ $where }}: settings.kvTransport=nccl needs a GPU, but the device is {{ $device }}. Leave kvTransport out, or set gpus=1.
+{{- end }}
+{{- $usesFlashInfer := and (hasPrefix "cuda" $device) (ne $attention "torch") }}
+{{- if and $usesFlashInfer (eq (.settings.dtype | default "auto") "float32") }}
+{{ $where }}: settings.dtype=float32 has no FlashInfer kernels. Leave dtype out, or set settings.attention=torch.
+{{- end }}
 {{- $lease := .settings.leaseSeconds | default 5.0 }}
 {{- $heartbeat := .settings.heartbeatSeconds | default 1.0 }}
 {{- if lt (float64 $lease) (mulf 2.0 $heartbeat) }}

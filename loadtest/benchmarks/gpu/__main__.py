@@ -1,47 +1,8 @@
-"""``make bench-gpu``: ceilings, correctness, then passes, operators and comparisons beside floors.
+"""``make bench-gpu``: runs ``command`` in processes that a lost device may end."""
 
-Decides the parts and their order: what the goals need first, what needs no compiled kernels while
-those are compiled. Writes ``results.json`` (after every part), ``table.md`` and CSVs that
-``sangam loadtest fit`` reads. Exit status 1 when a part failed or was left out; a missed goal is a
-result.
-"""
-
-import argparse
 import sys
-from collections.abc import Sequence
 
-from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.commands import MODELS, add_options, finish, place_of, run_parts
-from benchmarks.gpu.sizes import H200, TINY
-from benchmarks.gpu.written import write_files
-
-FA_KERNELS = ["flashinfer-fa2", "flashinfer-fa3"]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status."""
-    given = _parser().parse_args(arguments)
-    sizes = {"h200": H200, "tiny": TINY}[given.sizes]
-    bench = Bench(place_of(given), given.models, sizes, given.tests, given.kernels)
-    run = run_parts(given, bench.parts())
-    write_files(given.out)
-    return finish(run)
-
-
-def _parser() -> argparse.ArgumentParser:
-    summary = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="bench-gpu", description=summary)
-    add_options(parser, ".sangam/bench-gpu")
-    parser.add_argument(
-        "--models", nargs="+", default=list(MODELS), help="random:NAME or a folder, LLaDA first"
-    )
-    parser.add_argument("--sizes", choices=("h200", "tiny"), default="h200", help="tiny: for CPUs")
-    parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="what pytest runs")
-    parser.add_argument(
-        "--kernels", nargs="+", default=FA_KERNELS, help="attention backends set beside each other"
-    )
-    return parser
-
+from benchmarks.gpu.supervised import supervise
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(supervise("benchmarks.gpu.command", sys.argv[1:], ".sangam/bench-gpu"))

@@ -5,24 +5,24 @@ times and pools. How things are measured the modules beside this one decide. Cal
 ``__main__``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from benchmarks.contenders import dense_model
 from benchmarks.gpu.baseline import time_steps
 from benchmarks.gpu.breakdown import profile_passes
 from benchmarks.gpu.ceilings import gpu_of, measure_ceilings
 from benchmarks.gpu.correctness import run_tests
-from benchmarks.gpu.engines import Place, config_of, free_memory, load, name_of
+from benchmarks.gpu.engines import Place, config_of, free_memory, load_eager, load_graphs, name_of
 from benchmarks.gpu.fp8 import time_fp8
 from benchmarks.gpu.gap import measure_gap
 from benchmarks.gpu.operators import time_attention, time_products, time_sampler
 from benchmarks.gpu.parts import Budget, Part, Record
-from benchmarks.gpu.passes import time_passes
+from benchmarks.gpu.passes import Timed, compare_with_eager, time_passes
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.transport import time_transport
 from benchmarks.iterations import Iteration
-from sangam_core.geometry import PAGE_TOKENS
 from sangam_loadtest.costs.gpus import Gpu
 
 Measure = Callable[[str, Record, Budget], None]
@@ -30,11 +30,12 @@ Measure = Callable[[str, Record, Budget], None]
 
 
 class Bench:
-    """The parts, and what later ones take from earlier ones.
+    """The parts; later ones read what earlier ones found.
 
     Args:
         models: the first one, a LLaDA, is the one for which one is enough.
         tests: paths for pytest. kernels: attention backends that are set beside each other.
+        found: the parts that were run, by name.
     """
 
     def __init__(
@@ -44,28 +45,39 @@ class Bench:
         sizes: Sizes,
         tests: list[str],
         kernels: Sequence[str],
+        found: Mapping[str, Record],
     ) -> None:
         self._place, self._models, self._sizes = place, models, sizes
         self._tests, self._kernels = tests, kernels
-        self._ceilings: Record = {}
+        self._found = found
+        self._held: Timed | None = None
 
     def parts(self) -> list[Part]:
-        """Every part, the most important first."""
-        first = self._models[0]
+        """Every part, the most important first; what shares an engine in a row."""
+        first, *others = self._models
         tests = partial(run_tests, paths=self._tests)
         return [
             Part("ceilings", self._measure_ceilings, most_seconds=20),
             *self._of_models("sampler", self._sampler, 20, needs_kernels=False),
             *self._of_models("products", self._products, 30, needs_kernels=False),
             Part("correctness", tests, needs_kernels=True, least_seconds=5, most_seconds=110),
-            *self._of_models("decodes", self._decodes, 45),
-            *self._of_models("prefills", self._eager, 50),
-            self._of_model("cpu gap", self._gap, first, 30),
+            self._of_model("decodes", self._decodes, first, 45),
+            self._of_model("cpu gap", self._gap, first, 20),
             self._of_model("batch 1 step", self._steps, first, 40),
+            self._of_model("breakdown", self._breakdown, first, 20),
             self._of_model("transport", self._transport, first, 30),
+            self._of_model("prefills", self._eager, first, 50),
+            *(
+                part
+                for model in others
+                for part in (
+                    self._of_model("decodes", self._decodes, model, 45),
+                    self._of_model("breakdown", self._breakdown, model, 20),
+                    self._of_model("prefills", self._eager, model, 50),
+                )
+            ),
             *self._of_models("fp8", self._fp8, 40),
             *self._of_models("attention", self._attention, 20),
-            *self._of_models("breakdown", self._breakdown, 20),
         ]
 
     def _of_models(
@@ -85,13 +97,12 @@ class Bench:
     @property
     def _gpu(self) -> Gpu:
         """Floors need ceilings: without them a part fails, and says so."""
-        if not self._ceilings:
+        if "ceilings" not in self._found:
             raise LookupError("the ceilings were not measured, so there is no floor")
-        return gpu_of(self._ceilings)
+        return gpu_of(self._found["ceilings"]["found"])
 
     def _measure_ceilings(self, record: Record, budget: Budget) -> None:
         measure_ceilings(record, self._place.torch_device, self._sizes)
-        self._ceilings = record
 
     def _sampler(self, model: str, record: Record, budget: Budget) -> None:
         device, rows = self._place.torch_device, self._sizes.sampler_rows
@@ -102,43 +113,50 @@ class Bench:
         time_products(record, budget, name_of(model), shape, self._sizes.product_rows, device)
 
     def _decodes(self, model: str, record: Record, budget: Budget) -> None:
-        self._passes("graph", model, self._sizes.graph_iterations, record, budget)
+        timed, iterations = self._graphs(model), self._sizes.graph_iterations
+        compare_with_eager(record, timed, iterations[0])
+        time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
 
     def _eager(self, model: str, record: Record, budget: Budget) -> None:
-        self._passes("eager", model, self._sizes.eager_iterations, record, budget)
-
-    def _passes(
-        self,
-        launch: str,
-        model: str,
-        iterations: Sequence[Iteration],
-        record: Record,
-        budget: Budget,
-    ) -> None:
-        timed = load(launch, self._place, model, _pages(iterations))
+        self._held = None
+        iterations = self._sizes.eager_iterations
+        timed = load_eager(self._place, model, _pages(iterations))
         time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
 
     def _gap(self, model: str, record: Record, budget: Budget) -> None:
         blocks, context = self._sizes.gap_blocks, self._sizes.gap_context_tokens
-        timed = load("graph", self._place, model, blocks * -(-context // PAGE_TOKENS))
-        measure_gap(record, budget, timed.engine, blocks, context)
+        measure_gap(record, budget, self._graphs(model).engine, blocks, context)
 
     def _steps(self, model: str, record: Record, budget: Budget) -> None:
-        context = self._sizes.step_context_tokens
-        timed = load("graph", self._place, model, -(-context // PAGE_TOKENS))
+        engine = self._graphs(model).engine
         dense = dense_model(model, self._place.torch_dtype, self._place.device)
-        time_steps(record, budget, timed.engine, dense, context)
+        time_steps(record, budget, engine, dense, self._sizes.step_context_tokens)
 
     def _transport(self, model: str, record: Record, budget: Budget) -> None:
         tokens = self._sizes.transfer_tokens
-        timed = load("eager", self._place, model, 3 * tokens // PAGE_TOKENS)
-        time_transport(record, budget, timed, tokens, self._sizes.max_ctas)
+        time_transport(record, budget, self._graphs(model), tokens, self._sizes.max_ctas)
+
+    def _breakdown(self, model: str, record: Record, budget: Budget) -> None:
+        iterations = self._sizes.breakdown_iterations
+        profile_passes(record, budget, self._graphs(model), iterations, self._gpu)
 
     def _fp8(self, model: str, record: Record, budget: Budget) -> None:
+        self._held = None
         iterations = self._sizes.fp8_iterations
-        time_fp8(record, budget, self._place, model, iterations, self._sizes.num_repeats)
+        bf16 = [
+            line
+            for part in ("decodes", "prefills")
+            for line in self._lines(f"{part} {name_of(model)}")
+        ]
+        time_fp8(record, budget, self._place, model, iterations, bf16, self._sizes.num_repeats)
+
+    def _lines(self, part: str) -> list[dict[str, Any]]:
+        """What a part has measured, none where it did not run."""
+        lines: list[dict[str, Any]] = self._found.get(part, {}).get("found", {}).get("lines", [])
+        return lines
 
     def _attention(self, model: str, record: Record, budget: Budget) -> None:
+        self._held = None
         free_memory(self._place.torch_device)
         time_attention(
             record,
@@ -151,10 +169,13 @@ class Bench:
             self._place.torch_dtype,
         )
 
-    def _breakdown(self, model: str, record: Record, budget: Budget) -> None:
-        iterations = self._sizes.breakdown_iterations
-        timed = load("graph", self._place, model, _pages(iterations))
-        profile_passes(record, budget, timed, iterations, self._gpu)
+    def _graphs(self, model: str) -> Timed:
+        """An engine with a graph for every size that is measured, kept until another one is."""
+        if self._held is None or self._held.name != name_of(model):
+            self._held = None
+            pages = max(_pages(self._sizes.graph_iterations), self._sizes.transfer_pages)
+            self._held = load_graphs(self._place, model, pages, self._sizes.blocks)
+        return self._held
 
 
 def _pages(iterations: Sequence[Iteration]) -> int:

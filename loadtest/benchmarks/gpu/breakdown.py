@@ -11,8 +11,9 @@ from typing import Any
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.gpu.one_pass import plan_of
 from benchmarks.gpu.parts import Budget, Record, say
-from benchmarks.gpu.passes import Timed, plan_of
+from benchmarks.gpu.passes import Timed
 from benchmarks.gpu.roofline import operators_of
 from benchmarks.gpu.timing import settle
 from benchmarks.iterations import Iteration

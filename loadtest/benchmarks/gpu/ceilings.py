@@ -2,6 +2,8 @@
 floor (``roofline``) is made from it. Called by the command.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from benchmarks.gpu.parts import Record
@@ -17,7 +19,7 @@ def measure_ceilings(record: Record, device: torch.device, sizes: Sizes) -> None
     a, b = (random_matrix(side, side, device, torch.bfloat16) for _ in range(2))
     flops = 2 * side**3
     record["bf16_flops"] = flops / device_seconds(lambda: a @ b, device)
-    record["fp8_flops"] = flops / fp8_product_seconds(a, b.t().contiguous())
+    record["fp8_flops"] = flops / device_seconds(fp8_product(a, b.t().contiguous()), device)
     record["memory_bytes"] = _memory_bytes(device)
 
 
@@ -27,19 +29,14 @@ def _copy_seconds(device: torch.device, sizes: Sizes) -> float:
     return device_seconds(lambda: target.copy_(source), device)
 
 
-def fp8_product_seconds(a: torch.Tensor, weight: torch.Tensor) -> float:
-    """Of ``a @ weight.T`` in e4m3 with a scale a row of each (``[m, k]`` and ``[n, k]``)."""
-    device = a.device
+def fp8_product(a: torch.Tensor, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """``a @ weight.T`` in e4m3 with a scale a row of each (``[m, k]`` and ``[n, k]``)."""
     left, right = (each.to(torch.float8_e4m3fn) for each in (a, weight))
-    scale_left = torch.ones(len(left), 1, device=device)
-    scale_right = torch.ones(1, len(right), device=device)
-
-    def product() -> torch.Tensor:
-        return torch._scaled_mm(
-            left, right.t(), scale_left, scale_right, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-
-    return device_seconds(product, device)
+    scale_left = torch.ones(len(left), 1, device=a.device)
+    scale_right = torch.ones(1, len(right), device=a.device)
+    return lambda: torch._scaled_mm(
+        left, right.t(), scale_left, scale_right, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
 
 
 def gpu_of(record: Record) -> Gpu:

@@ -4,31 +4,37 @@ Called by ``benchmarks.gpu`` and ``benchmarks.gpu.serving``.
 """
 
 import argparse
-import faulthandler
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from benchmarks.gpu.engines import Place
 from benchmarks.gpu.kernels import Compilation, flashinfer_compilation
-from benchmarks.gpu.parts import Budget, Part, Run, say
+from benchmarks.gpu.parts import Budget, Part, Record, Run, parts_of, say
+from benchmarks.gpu.supervised import BAD_OPTIONS, HAS_COMPLAINTS, RESULTS, SECONDS
+from benchmarks.gpu.timing import settle
 
 MODELS = ("random:llada-8b", "random:dream-7b")
-_GRACE_SECONDS = 15.0
 
 
-def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of both commands."""
-    parser.add_argument("--out", type=Path, default=Path(folder), help=f"folder ({folder})")
-    parser.add_argument("--seconds", type=float, default=465.0, help="time for all (465)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all ({SECONDS:g})")
     parser.add_argument("--device", default="cuda:0", help="torch device (cuda:0)")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and KV (bfloat16)")
     parser.add_argument("--attention", default="flashinfer", help="backend (flashinfer)")
     parser.add_argument("--operators", default="flashinfer", help="norms, gates (flashinfer)")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="parts' times times this: for slow machines"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on behind the parts in the results' file"
+    )
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="WORD", help="parts whose name has one of these"
     )
@@ -37,37 +43,59 @@ def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
 def place_of(given: argparse.Namespace) -> Place:
     """Where and how models run. ``SystemExit`` without that device."""
     if given.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit(
+        say(
             "no GPU here. To see that everything runs on a CPU: --device cpu --dtype float32 "
             "--attention torch --operators torch --sizes tiny"
         )
+        sys.exit(BAD_OPTIONS)
     if given.device == "cpu":
         torch.set_num_threads(1)  # the engine has no more either, for the sake of "same bytes"
     return Place(given.device, given.dtype, given.attention, given.operators)
 
 
+Found = dict[str, Record]
+"""The parts that were run, by name: later ones read what earlier ones found."""
+
+
 def run_parts(
-    given: argparse.Namespace, parts: Sequence[Part], head: dict[str, object] | None = None
+    given: argparse.Namespace, parts: Callable[[Found], Sequence[Part]], head: Record
 ) -> Run:
-    """Run the chosen parts within the time, kernels compiled meanwhile."""
+    """Run the chosen parts within the time, kernels compiled meanwhile.
+
+    Raises:
+        DeviceLost: nothing more can be run in this process.
+    """
     given.out.mkdir(parents=True, exist_ok=True)
-    # A device that hangs is not asked again: the file has every part that was over.
-    last = given.seconds + _GRACE_SECONDS
-    faulthandler.dump_traceback_later(last, file=2, exit=True)
+    file = given.out / RESULTS
+    found = parts_of(file) if given.resume else {}
+    device = torch.device(given.device)
     run = Run(
-        Budget(given.seconds), given.out / "results.json", {"machine": _machine(), **(head or {})}
+        Budget(given.seconds),
+        file,
+        {"machine": _machine(), **head},
+        found,
+        lambda: _is_well(device),
+        given.patience,
     )
     kernels = _started_kernels(given)
     try:
-        chosen = [part for part in parts if any(word in part.name for word in given.only)]
+        chosen = [part for part in parts(found) if any(word in part.name for word in given.only)]
         run.run_all(chosen, kernels)
     finally:
         run.head["kernel_seconds"] = kernels.seconds
         run.head["kernel_errors"] = kernels.errors
         kernels.stop()
         run.write()
-        faulthandler.cancel_dump_traceback_later()
     return run
+
+
+def _is_well(device: torch.device) -> bool:
+    try:
+        torch.zeros(1, device=device).item()
+        settle(device)
+    except Exception:  # noqa: BLE001 - whatever it is, the device does not work
+        return False
+    return True
 
 
 def _started_kernels(given: argparse.Namespace) -> Compilation:
@@ -84,7 +112,7 @@ def finish(run: Run) -> int:
     for complaint in complaints:
         say(f"NOT DONE  {complaint}")
     say(f"{run.budget.used_seconds:5.0f} s  {run.out}")
-    return 1 if complaints else 0
+    return HAS_COMPLAINTS if complaints else 0
 
 
 def _machine() -> dict[str, str]:

@@ -4,6 +4,7 @@ Decides what "by graph" and "eagerly" mean in the loader's terms. Called by the 
 """
 
 import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,13 +60,50 @@ def name_of(model: str) -> str:
     return model.removeprefix(RANDOM_PREFIX).rstrip("/").rpartition("/")[2]
 
 
-def load(
-    launch: str, place: Place, model: str, total_pages: int, quantization: str = "none"
-) -> Timed:
-    """An engine that launches its decode passes by ``graph`` or ``eager``.
+class RunsAgain:
+    """Stands for CUDA graphs on a CPU: what would be replayed runs once more."""
 
-    What the one before held is given back first, if nobody holds that any more. The eager one can
-    leave its attention out.
+    taken_bytes = 0
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Take what ``run`` does."""
+        run()
+        return run
+
+
+def load_graphs(
+    place: Place,
+    model: str,
+    total_pages: int | Callable[[], int],
+    buckets: Sequence[int],
+    quantization: str = "none",
+) -> Timed:
+    """An engine that has its decode passes of so many blocks as graphs.
+
+    What the one before held is given back first, if nobody holds that any more.
+    """
+    free_memory(place.torch_device)
+    engine = load_engine(
+        model,
+        dtype=place.dtype,
+        device=place.device,
+        total_pages=total_pages,
+        attention=place.attention,
+        operators=place.operators,
+        quantization=quantization,
+        graph_buckets=buckets,
+    )
+    _fill(engine.kv_pool)
+    engine.capture_graphs(capture=RunsAgain() if place.torch_device.type == "cpu" else None)
+    kind = place.attention.rpartition("-")[2]
+    is_fp8 = quantization == "fp8"
+    return Timed(engine, place.shape(model), name_of(model), kind, "graph", is_fp8)
+
+
+def load_eager(place: Place, model: str, total_pages: int) -> Timed:
+    """An engine that issues every pass kernel by kernel, and can leave its attention out.
+
+    Gives memory back first as ``load_graphs`` does.
     """
     free_memory(place.torch_device)
     skippable: list[SkippableAttention] = []
@@ -79,19 +117,24 @@ def load(
         dtype=place.dtype,
         device=place.device,
         total_pages=total_pages,
-        attention=place.attention if launch == "graph" else make_skippable,
+        attention=make_skippable,
         operators=place.operators,
-        quantization=quantization,
     )
+    _fill(engine.kv_pool)
     return Timed(
         engine=engine,
         shape=place.shape(model),
         name=name_of(model),
         kind=place.attention.rpartition("-")[2],
-        launch=launch,
-        is_fp8=quantization == "fp8",
-        skippable=skippable[0] if skippable else None,
+        launch="eager",
+        skippable=skippable[0],
     )
+
+
+def _fill(pool: KVPool) -> None:
+    """Random keys and values: a device multiplies zeros faster than what it is for."""
+    for layer in pool.layers:
+        layer.normal_()
 
 
 def free_memory(device: torch.device) -> None:

@@ -4,13 +4,13 @@ Decides which passes and the columns. Called by the parts.
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.engines import Place, load, name_of
+from benchmarks.gpu.engines import Place, load_graphs
+from benchmarks.gpu.one_pass import plan_of, time_pass
 from benchmarks.gpu.parts import Budget, Record, say
-from benchmarks.gpu.passes import plan_of, time_pass
 from benchmarks.iterations import Iteration
 
 COLUMNS = (
@@ -25,53 +25,43 @@ def time_fp8(
     place: Place,
     model: str,
     iterations: Sequence[Iteration],
+    bf16_lines: Sequence[Mapping[str, Any]],
     num_repeats: int,
 ) -> None:
-    """A line for each iteration; decodes by graph, prefills eagerly, as a worker runs them."""
+    """A line for each iteration; decodes by graph, prefills eagerly, as a worker runs them.
+
+    Args:
+        bf16_lines: the same passes in bf16, as they were measured before.
+    """
     lines: list[dict[str, Any]] = record.setdefault("lines", [])
-    seen = {
-        quantization: _times(record, budget, place, model, iterations, num_repeats, quantization)
-        for quantization in ("none", "fp8")
-    }
+    known = {_passes_of(line): line["total_ms"] for line in bf16_lines}
+    total_pages = max(each.num_pages for each in iterations)
+    buckets = [each.decode_blocks for each in iterations if not each.prefill_tokens]
+    timed = load_graphs(place, model, total_pages, buckets, "fp8")
+    left_out = record.setdefault("cut_short", [])
     for iteration in iterations:
-        if iteration not in seen["fp8"]:
-            continue
-        bf16, fp8 = seen["none"][iteration], seen["fp8"][iteration]
         line = {
-            "model": name_of(model),
-            "engine": f"sangam-{place.attention.rpartition('-')[2]}",
+            "model": timed.name,
+            "engine": f"sangam-{timed.kind}",
             "launch": "eager" if iteration.prefill_tokens else "graph",
             "prefill_tokens": iteration.prefill_tokens,
             "decode_blocks": iteration.decode_blocks,
             "context_tokens": iteration.context_tokens,
-            "bf16_ms": bf16,
-            "fp8_ms": fp8,
-            "times_faster": bf16 / fp8,
         }
-        lines.append(line)
-        say(f"         {line}")
-
-
-def _times(
-    record: Record,
-    budget: Budget,
-    place: Place,
-    model: str,
-    iterations: Sequence[Iteration],
-    num_repeats: int,
-    quantization: str,
-) -> dict[Iteration, float]:
-    total_pages = max(each.num_pages for each in iterations)
-    timed = load("graph", place, model, total_pages, quantization)
-    times: dict[Iteration, float] = {}
-    for number, iteration in enumerate(iterations):
-        if budget.left_seconds <= 0:
-            record["cut_short"] = [f"{quantization} {each}" for each in iterations[number:]]
-            break
+        bf16 = known.get(_passes_of(line))
+        if bf16 is None or budget.left_seconds <= 0:
+            left_out.append(f"{iteration}" + ("" if bf16 else ", not known in bf16"))
+            continue
         plan = plan_of(iteration, timed.engine.model_config, total_pages)
         seen = time_pass(timed.engine, plan, num_repeats)
-        times[iteration] = seen.total if iteration.prefill_tokens else seen.device
-    return times
+        fp8 = seen.total if iteration.prefill_tokens else seen.device
+        lines.append(line | {"bf16_ms": bf16, "fp8_ms": fp8, "times_faster": bf16 / fp8})
+        say(f"         {lines[-1]}")
+
+
+def _passes_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells one measured pass from another."""
+    return tuple(line[key] for key in COLUMNS[2:6])
 
 
 def write_csv(path: Path, lines: Sequence[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ loop, scheduler and engine) and the measure: 1 - device's time over the time fro
 end to the next one's. Called by the parts.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from sangam_core.geometry import Geometry
 from sangam_core.wire import BlockEvent, BlockKey, BlockStart, Completed, Lost, WireGeometry
 from sangam_worker.block_state import BlockState, block_state_from
 from sangam_worker.engine import Engine
+from sangam_worker.interpreter import SWITCH_SECONDS
 from sangam_worker.loop import EngineLoop
 from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.models.description import ModelConfig
@@ -88,6 +90,7 @@ def measure_gap(
     )
     watch = _Watch(num_blocks)
     loop = EngineLoop(timed, scheduler, watch.publish, WorkerMetrics())
+    sys.setswitchinterval(SWITCH_SECONDS)  # as a worker's process
     loop.start()
     try:
         for index in range(num_blocks):

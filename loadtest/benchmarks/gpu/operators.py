@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.ceilings import fp8_product_seconds
+from benchmarks.gpu.ceilings import fp8_product
+from benchmarks.gpu.one_pass import plan_of
 from benchmarks.gpu.parts import Budget, Record, say
-from benchmarks.gpu.passes import plan_of
 from benchmarks.gpu.timing import device_seconds, random_matrix
 from benchmarks.iterations import BLOCK_LENGTH, Iteration
 from sangam_loadtest.costs.gpus import Gpu
@@ -24,6 +24,8 @@ from sangam_worker.models.description import ModelConfig
 from sangam_worker.packing import pack
 from sangam_worker.sampling.candidates import Draw, Measure, propose
 from sangam_worker.sampling.greedy import greedy_kernel
+
+Run = Callable[[], object]
 
 _POOL_LAYERS = 4
 """Layers of the pool in which attention is timed: what one call leaves in the cache the next three
@@ -54,21 +56,30 @@ def time_products(
             record["cut_short"] = list(rows[number:])
             return
         inputs = [random_matrix(count, k, device, torch.bfloat16) for k, _ in sizes]
-        bf16 = sum(map(_product_seconds, inputs, weights))
-        fp8 = sum(map(fp8_product_seconds, inputs, weights))
+        # One after the other, as in a layer: no weight is left in the cache when its turn comes.
+        bf16 = device_seconds(_in_turn([*map(_bf16_product, inputs, weights)]), device)
+        fp8 = device_seconds(_in_turn([*map(fp8_product, inputs, weights)]), device)
         line = {
             "model": name,
             "rows": count,
             "bf16_ms": 1000 * shape.num_layers * bf16,
             "fp8_ms": 1000 * shape.num_layers * fp8,
-            "head_bf16_ms": 1000 * _product_seconds(inputs[0], head),
+            "head_bf16_ms": 1000 * device_seconds(_bf16_product(inputs[0], head), device),
         }
         lines.append(line)
         say(f"         {line}")
 
 
-def _product_seconds(inputs: torch.Tensor, weight: torch.Tensor) -> float:
-    return device_seconds(lambda: torch.mm(inputs, weight.t()), inputs.device)
+def _bf16_product(inputs: torch.Tensor, weight: torch.Tensor) -> Run:
+    return lambda: torch.mm(inputs, weight.t())
+
+
+def _in_turn(runs: Sequence[Run]) -> Run:
+    def run() -> None:
+        for each in runs:
+            each()
+
+    return run
 
 
 def time_sampler(
@@ -87,7 +98,7 @@ def time_sampler(
     no_keys = torch.zeros(0, dtype=torch.int64, device=device)
     for count in rows:
         logits = random_matrix(count, config.vocab_size, device, dtype)
-        run: Callable[[], object] = partial(propose, logits, draw, no_keys, config.mask_id)
+        run: Run = partial(propose, logits, draw, no_keys, config.mask_id)
         if kernel is not None:
             run = partial(kernel, logits, config.mask_id, 2)
         floor = 1000 * logits.nbytes / gpu.bytes_per_second

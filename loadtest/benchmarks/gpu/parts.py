@@ -5,17 +5,24 @@ each part, so that a run that is cut off leaves what it had). What is measured t
 Called by the commands ``benchmarks.gpu`` and ``benchmarks.gpu.serving``.
 """
 
+import faulthandler
 import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from sangam_core.errors import SangamError
+
 Record = dict[str, Any]
 """What a part found, as JSON; it fills the record as it goes, so that a failure keeps the rest."""
+
+_HANGS_FACTOR, _HANGS_SECONDS = 1.5, 30.0
+"""A part that takes so many times its time, and so much more, does not end."""
 
 
 class Budget:
@@ -72,25 +79,38 @@ class Kernels(Protocol):
         ...
 
 
+class DeviceLost(SangamError):
+    """No call to the device works any more in this process."""
+
+
 @dataclass
 class Run:
     """A run of several parts, and its file.
 
     Attributes:
         head: what the file says beside the parts (machine, options).
+        parts: what each found; those that are here already are not run again.
+        is_well: whether the device still answers, asked after a failure.
+        patience: parts may take so many times as long as they should: for slow machines.
     """
 
     budget: Budget
     out: Path
     head: Record
+    parts: dict[str, Record] = field(default_factory=dict)
+    is_well: Callable[[], bool] = lambda: True
+    patience: float = 1.0
 
     def __post_init__(self) -> None:
-        self.parts: dict[str, Record] = {}
         self.write()  # complains now rather than after minutes
 
     def run_all(self, parts: Sequence[Part], kernels: Kernels) -> None:
-        """Run the parts in order; one whose kernels are under way lets later ones go first."""
-        waiting = list(parts)
+        """Run the parts in order; one whose kernels are under way lets later ones go first.
+
+        Raises:
+            DeviceLost: nothing more can be run in this process.
+        """
+        waiting = [part for part in parts if part.name not in self.parts]
         while waiting:
             ready = (item for item in waiting if kernels.is_ready or not item.needs_kernels)
             part = next(ready, None)
@@ -112,17 +132,15 @@ class Run:
         else:
             say(f"{self.budget.used_seconds:5.0f} s  {part.name}")
             self.write()  # should it hang, the file says in what
-            own = self.budget.part(part.most_seconds)
-            try:
-                part.run(found, own)
-                record["status"] = "cut short" if found.get("cut_short") else "done"
-            except Exception as error:  # noqa: BLE001 - whatever a device throws costs one part
-                record |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
-                record["traceback"] = traceback.format_exc()
+            own = self.budget.part(self.patience * part.most_seconds)
+            with _ended_if_it_hangs(own):
+                record |= _run(part, found, own)
             record["seconds"] = round(own.used_seconds, 2)
         if record["status"] != "done":
             say(f"         {part.name}: {record['status']}: {_reason(record)}")
         self.write()
+        if record["status"] == "failed" and not self.is_well():
+            raise DeviceLost(f"the device does not answer any more, after {part.name}")
 
     def write(self) -> None:
         """Write everything so far, in one step."""
@@ -140,6 +158,38 @@ class Run:
             for name, record in self.parts.items()
             if record["status"] != "done"
         ]
+
+
+def parts_of(file: Path) -> dict[str, Record]:
+    """What an earlier process found; the part that it ended in has failed."""
+    if not file.exists():
+        return {}
+    parts: dict[str, Record] = json.loads(file.read_text(encoding="utf-8"))["parts"]
+    for record in parts.values():
+        if record["status"] == "running":
+            record |= {"status": "failed", "error": "its process ended in it"}
+    return parts
+
+
+def _run(part: Part, found: Record, budget: Budget) -> Record:
+    """How it ended."""
+    try:
+        part.run(found, budget)
+    except Exception as error:  # noqa: BLE001 - whatever a device throws costs one part
+        told = f"{type(error).__name__}: {error}"
+        return {"status": "failed", "error": told, "traceback": traceback.format_exc()}
+    return {"status": "cut short" if found.get("cut_short") else "done"}
+
+
+@contextmanager
+def _ended_if_it_hangs(budget: Budget) -> Iterator[None]:
+    """End the process, with every thread's traceback, when a part takes far too long."""
+    last = _HANGS_FACTOR * budget.left_seconds + _HANGS_SECONDS
+    faulthandler.dump_traceback_later(last, file=2, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _reason(record: Record) -> str:

@@ -1,39 +1,26 @@
 """Times iterations of the engine: decode blocks, prefills, mixtures, by graph and eagerly.
 
-Decides how an iteration is made (a plan by hand, the same one again and again: the engine keeps
-nothing but pages between two) and which of its times is told. Which iterations, ``sizes`` says.
-Called by the parts.
+Decides what is told of each, beside its floor, and the columns. Which iterations, ``sizes`` says;
+how one is timed, ``one_pass``. Called by the parts.
 """
 
 import csv
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
-from statistics import median
 from typing import Any
 
+from benchmarks.gpu.one_pass import NotTimed, PassTime, plan_of, time_pass
 from benchmarks.gpu.parts import Budget, Record, say
 from benchmarks.gpu.roofline import floor_seconds
-from benchmarks.gpu.timing import delay_device, settle
-from benchmarks.iterations import BLOCK_LENGTH, Iteration, SkippableAttention
-from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
-from sangam_core.errors import SangamError
-from sangam_core.geometry import PAGE_TOKENS
-from sangam_core.wire import BlockKey
+from benchmarks.iterations import Iteration, SkippableAttention
 from sangam_loadtest.costs.gpus import Gpu
 from sangam_loadtest.costs.shapes import ModelShape
 from sangam_worker.engine import Engine
-from sangam_worker.models.description import ModelConfig
-from sangam_worker.plan import Pass, Plan
+from sangam_worker.plan import Plan
 
-_ONE_A_PASS = Decoding(
-    unmasking=Unmasking(rule=UnmaskingRule.FIXED, steps=BLOCK_LENGTH), eos_rule=EosRule.IGNORE
-)
-_LEAST_REPEATS = 3
-_ENOUGH_SECONDS = 0.7
-"""Longer passes are repeated less often."""
+_MOST_GRAPH_ERROR = 0.1
+"""Random weights amplify roundings layer by layer; another batch's logits are off by 1 or more."""
 
 COLUMNS = (
     "model", "engine", "launch", "prefill_tokens", "decode_blocks", "context_tokens",
@@ -42,123 +29,6 @@ COLUMNS = (
 """The first nine as ``sangam loadtest fit`` reads them (``total_ms``: of the device; of an eager
 pass with the gaps in which it waits for the host). ``host_ms``: until the pass is issued.
 ``wall_ms``: from the plan to the outcome on the host."""
-
-
-class NotTimed(SangamError):
-    """A pass failed, so that its time means nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassTime:
-    """Medians, in milliseconds.
-
-    Attributes:
-        device: of the device, the host out of its way. total: of the device when it is given the
-            pass while idle. issue: until ``launch`` returned. wall: until the outcome was there.
-    """
-
-    device: float
-    total: float
-    issue: float
-    wall: float
-    repeats: int
-
-
-def plan_of(iteration: Iteration, config: ModelConfig, total_pages: int, seed: int = 0) -> Plan:
-    """The iteration on pages in any order. Every block's masks come first in it."""
-    random = Random(seed)
-    pages = random.sample(range(total_pages), iteration.num_pages)
-    passes = []
-    for index in range(iteration.decode_blocks):
-        tokens = iteration.context_tokens
-        own = tuple(pages.pop() for _ in range(-(-tokens // PAGE_TOKENS)))
-        block = range(tokens - BLOCK_LENGTH, tokens)
-        passes.append(_pass(f"decode-{index}", block, block, own, iteration.masks, random, config))
-    if iteration.prefill_tokens:
-        rows = range(iteration.prefill_tokens)
-        block = rows[-BLOCK_LENGTH:]
-        item = _pass("prefill", rows, block, tuple(pages), BLOCK_LENGTH, random, config)
-        passes.append(item)
-    num_decode_tokens = BLOCK_LENGTH * iteration.decode_blocks
-    return Plan(1, tuple(passes), num_decode_tokens, iteration.prefill_tokens)
-
-
-def _pass(
-    name: str,
-    rows: range,
-    block: range,
-    pages: tuple[int, ...],
-    num_masks: int,
-    random: Random,
-    config: ModelConfig,
-) -> Pass:
-    # Step 1, as no first position is forced then (Dream): every mask wants its logits.
-    masked = tuple(block[:num_masks])
-    tokens = [random.randrange(config.vocab_size) for _ in rows]
-    for position in masked:
-        tokens[position - rows.start] = config.mask_id
-    return Pass(
-        key=BlockKey(request_id=name, block=0),
-        positions=rows,
-        tokens=tokens,
-        sees=block.stop,
-        total_tokens=block.stop,
-        pages=pages,
-        block=block,
-        block_index=0,
-        step=1,
-        masked=masked,
-        initial_masks=BLOCK_LENGTH,
-        carry=0.0,
-        decoding=_ONE_A_PASS,
-        is_whole_sequence=len(rows) == block.stop,
-    )
-
-
-def time_pass(engine: Engine, plan: Plan, num_repeats: int) -> PassTime:
-    """Time a plan after two runs that do not count.
-
-    Raises:
-        NotTimed: its logits are not numbers.
-    """
-    for _ in range(2):
-        once = _run(engine, plan, has_head_start=False)
-    fitting = int(_ENOUGH_SECONDS / max(once.wall, 1e-6))
-    repeats = max(min(num_repeats, _LEAST_REPEATS), min(num_repeats, fitting))
-    plain = [_run(engine, plan, has_head_start=False) for _ in range(repeats)]
-    ahead = [_run(engine, plan, has_head_start=True) for _ in range(repeats)]
-    return PassTime(
-        device=1000 * median(each.device for each in ahead),
-        total=1000 * median(each.device for each in plain),
-        issue=1000 * median(each.issue for each in plain),
-        wall=1000 * median(each.wall for each in plain),
-        repeats=repeats,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Once:
-    device: float
-    issue: float
-    wall: float
-
-
-def _run(engine: Engine, plan: Plan, *, has_head_start: bool) -> _Once:
-    device = engine.kv_pool.device
-    settle(device)
-    if has_head_start:
-        delay_device(device)
-    started = time.perf_counter()
-    launched = engine.launch(plan)
-    issued = time.perf_counter()
-    outcome = launched.outcome()
-    ended = time.perf_counter()
-    errors = [item.error for item in outcome.passes if item.error is not None]
-    if errors or len(outcome.passes) != len(plan.passes):
-        raise NotTimed("; ".join(errors) or "not every pass has an outcome")
-    on_device = launched.device_seconds
-    wall = ended - started
-    return _Once(wall if on_device is None else on_device, issued - started, wall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +47,25 @@ class Timed:
     launch: str
     is_fp8: bool = False
     skippable: SkippableAttention | None = None
+
+
+def compare_with_eager(record: Record, timed: Timed, iteration: Iteration) -> None:
+    """Replay a pass and issue it kernel by kernel: ``graph_error``, relative, of the logits.
+
+    Raises:
+        NotTimed: there is no graph for it, or its logits are others.
+    """
+    engine = timed.engine
+    plan = plan_of(iteration, engine.model_config, engine.kv_pool.total_pages)
+    engine.execute(plan)  # pages that nobody wrote are filled
+    replayed = engine.replay(plan)
+    if replayed is None:
+        raise NotTimed(f"{iteration} has no graph")
+    wanted = engine.forward(plan)[: len(replayed)].float()
+    error = float((replayed.float() - wanted).norm() / wanted.norm())
+    record["graph_error"] = error
+    if not error < _MOST_GRAPH_ERROR:
+        raise NotTimed(f"a replay of {iteration} differs from the eager pass by {error:.3g}")
 
 
 def time_passes(

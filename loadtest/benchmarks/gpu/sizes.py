@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.iterations import BLOCK_LENGTH, Iteration
+from sangam_core.geometry import PAGE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Sizes:
 
     blocks: tuple[int, ...] = (8, 1, 32, 16, 64, 2, 4, 24, 48)
     contexts: tuple[int, ...] = (1024, 2048)
-    eager_blocks: tuple[int, ...] = (8, 1, 32, 16, 2, 4, 64)
+    eager_blocks: tuple[int, ...] = (8, 1, 32, 64, 16, 4, 2)
     prefills: tuple[int, ...] = (2048, 512, 1024, 4096, 8192)
     mixed: tuple[tuple[int, int, int], ...] = ((2048, 16, 2048), (1024, 8, 1024), (512, 32, 1024))
     product_rows: tuple[int, ...] = (32, 64, 128, 256, 512, 1024, 2048)
@@ -54,6 +55,11 @@ class Sizes:
         mixed = [Iteration(*each, BLOCK_LENGTH) for each in self.mixed]
         decodes = [_decode(b, c) for c, b in product(self.contexts, self.eager_blocks)]
         return prefills + mixed + decodes
+
+    @property
+    def transfer_pages(self) -> int:
+        """Those of a pass, of what a transfer reads and of what it writes."""
+        return 3 * (self.transfer_tokens // PAGE_TOKENS)
 
     @property
     def fp8_iterations(self) -> list[Iteration]:

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+from benchmarks.gpu.one_pass import plan_of, time_pass
 from benchmarks.gpu.parts import Budget, Record, say
-from benchmarks.gpu.passes import Timed, plan_of, time_pass
+from benchmarks.gpu.passes import Timed
 from benchmarks.gpu.timing import settle
 from benchmarks.iterations import BLOCK_LENGTH, Iteration
 from sangam_core.geometry import PAGE_TOKENS

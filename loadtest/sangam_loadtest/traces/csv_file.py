@@ -58,6 +58,11 @@ def read_csv(path: Path, columns: Columns) -> list[TraceRequest]:
 
 def _rows(path: Path, reader: Iterator[list[str]], columns: Columns) -> Iterator[TraceRequest]:
     header = [name.strip() for name in next(reader, [])]
+    if not any(header):
+        raise TraceError(
+            f"{path}, line 1: empty; it must name the columns, e.g. "
+            f"{PROMPT_COLUMNS[0]},{OUTPUT_COLUMNS[0]}, and each further line a request's lengths"
+        )
     prompt = _column(path, header, columns.prompt, PROMPT_COLUMNS, "prompt lengths")
     output = _column(path, header, columns.output, OUTPUT_COLUMNS, "output lengths")
     has_arrivals = columns.arrival is not None or any(name in header for name in ARRIVAL_COLUMNS)

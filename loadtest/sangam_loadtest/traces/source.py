@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from sangam_core.errors import ConfigurationError
 from sangam_loadtest.traces.csv_file import Columns, read_csv
+from sangam_loadtest.traces.length_filter import LengthFilter, Rejections
 from sangam_loadtest.traces.questions import question_requests
 from sangam_loadtest.traces.request import TraceError, TraceRequest
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES, Sessions, synthetic_requests
@@ -31,32 +32,6 @@ _PATIENCE = 100_000
 """So many requests in a row that a filter rejects: nothing will come any more."""
 
 ItemT = TypeVar("ItemT")
-
-
-@dataclass(frozen=True, slots=True)
-class LengthFilter:
-    """Lengths, in tokens, that a trace's requests may have; total is prompt + output."""
-
-    min_prompt: int = 1
-    max_prompt: int | None = None
-    min_output: int = 1
-    max_output: int | None = None
-    max_total: int | None = None
-
-    def __post_init__(self) -> None:
-        for part in ("prompt", "output"):
-            low, high = getattr(self, f"min_{part}"), getattr(self, f"max_{part}")
-            if high is not None and high < low:
-                raise ConfigurationError(f"max_{part} ({high}) is below min_{part} ({low})")
-
-    def lets_through(self, request: TraceRequest) -> bool:
-        """Whether the request stays in the trace."""
-        prompt, output = request.prompt_tokens, request.output_tokens
-        return (
-            self.min_prompt <= prompt <= (self.max_prompt or prompt)
-            and self.min_output <= output <= (self.max_output or output)
-            and prompt + output <= (self.max_total or prompt + output)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,21 +81,24 @@ def take_requests(spec: TraceSpec, count: int) -> list[TraceRequest]:
 
 def _taken(spec: TraceSpec, count: int, offered: Iterator[TraceRequest]) -> list[TraceRequest]:
     taken: list[TraceRequest] = []
-    num_rejected = 0
+    rejections = Rejections(spec.lengths)
     while len(taken) < count:
         request = next(offered, None)
-        if request is None:
+        if request is None and taken:
             raise TraceError(
                 f"trace {spec.trace}: {len(taken)} requests pass the filter, {count} are wanted; "
                 "ask for fewer, widen the filter, or repeat the trace (--repeat)"
             )
+        if request is None or rejections.num_requests >= _PATIENCE:
+            raise TraceError(
+                f"trace {spec.trace}: none of {rejections.num_requests} requests "
+                f"{'in a row ' if request else ''}passes the filter; {rejections.advice()}"
+            )
         if spec.lengths.lets_through(request):
             taken.append(request)
-            num_rejected = 0
-        elif (num_rejected := num_rejected + 1) >= _PATIENCE:
-            raise TraceError(
-                f"trace {spec.trace}: none of {num_rejected} in a row passes {spec.lengths}"
-            )
+            rejections = Rejections(spec.lengths)
+        else:
+            rejections.add(request)
     return taken
 
 

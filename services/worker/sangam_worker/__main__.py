@@ -1,8 +1,8 @@
 """``python -m sangam_worker``: one worker process.
 
-Reads the settings, loads the model, serves until SIGTERM or SIGINT, then drains and leaves; a
-second signal ends it at once. What cannot be started says so on one line of standard error, with
-exit status 2, before a port opens.
+Reads the settings, gets the model and its kernels ready (``start``), serves until SIGTERM or
+SIGINT, then drains and leaves; a second signal ends it at once. What cannot be started says so on
+one line of standard error, with exit status 2, before a port opens.
 """
 
 import asyncio
@@ -13,12 +13,13 @@ import sys
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
 from sangam_worker.engine import Engine
-from sangam_worker.engine_loading import load_engine
+from sangam_worker.interpreter import favour_gpu_thread
 from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
+from sangam_worker.progress import reports_for
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.sizing import config_of, pages_on_cpu
-from sangam_worker.transfer.gloo import GlooTransport
+from sangam_worker.start import start_engine
+from sangam_worker.transfer.choice import open_transport, prepare_transport
 
 EXIT_CONFIGURATION = 2
 EXIT_THREAD_DEAD = 70
@@ -40,23 +41,12 @@ def main() -> int:
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
         if settings.port_file is not None:  # of an earlier process, whose port may be another's
             settings.port_file.unlink(missing_ok=True)
-        return asyncio.run(_serve(settings, _load(settings)))
+        prepare_transport(settings)
+        engine = start_engine(settings, reports_for(settings.log_format))
+        return asyncio.run(_serve(settings, engine))
     except ConfigurationError as error:
         print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_CONFIGURATION
-
-
-def _load(settings: WorkerSettings) -> Engine:
-    return load_engine(
-        settings.model,
-        dtype=settings.number_format,
-        device=settings.device,
-        total_pages=pages_on_cpu(settings, config_of(settings)),
-        quantization=settings.quantization,
-        attention=settings.attention_backend,
-        operators="flashinfer" if settings.uses_flashinfer else "torch",
-        max_sequence_tokens=settings.max_sequence_tokens,
-    )
 
 
 class _Signals:
@@ -73,8 +63,9 @@ class _Signals:
 
 
 async def _serve(settings: WorkerSettings, engine: Engine) -> int:
-    worker = Worker(settings, engine, lambda pool: GlooTransport(pool, settings.reachable_host))
+    worker = Worker(settings, engine, lambda _: open_transport(settings, engine.kv_pool))
     signals = _Signals()
+    favour_gpu_thread()
     await worker.start()
     while not signals.leave.is_set():
         if not worker.loop.is_alive:

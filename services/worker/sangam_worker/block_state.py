@@ -59,7 +59,7 @@ class BlockState:
     eos_ids: frozenset[int] = field(default=frozenset())
     block: range = field(init=False)
     order: tuple[float, str, int, int] = field(init=False)
-    _rows: Rows | None = field(init=False, default=None)
+    _rows: Rows = field(init=False)
     _rows_step: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
@@ -79,8 +79,8 @@ class BlockState:
 
     def next_rows(self) -> Rows:
         """Rows of the next pass (a repeated prefill is pass 0 again)."""
-        step = 0 if self.is_repeat else self.step
-        if self._rows is None or self._rows_step != step:
+        step = 0 if self.resume is not None else min(self.step, self.strategy.steady_step)
+        if self._rows_step != step:
             self._rows = self.strategy.rows(self.geometry, self.key.block, step)
             self._rows_step = step
         return self._rows

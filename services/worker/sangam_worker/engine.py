@@ -6,20 +6,25 @@ under way names. In float32 on a CPU the outcome of a pass is the same bit for b
 is in the plan (design section 3, *same bytes*).
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sangam_core.errors import ConfigurationError
 from sangam_worker.attention.layout import Int64s
-from sangam_worker.attention.protocol import Attention
+from sangam_worker.attention.protocol import Attention, AttentionBackend
+from sangam_worker.graphs.buckets import BLOCK_TOKENS
+from sangam_worker.graphs.capture import Capture, CudaCapture
+from sangam_worker.graphs.runner import GraphRunner, Progress
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.launched import DeviceSpan, HostIteration, LaunchedIteration
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.models.transformer import Transformer
-from sangam_worker.packing import PackedBatch, pack
+from sangam_worker.packing import pack
 from sangam_worker.plan import Launched, Outcome, Plan
 from sangam_worker.sampling.greedy import greedy_kernel
 from sangam_worker.sampling.sampler import Sampler
@@ -29,8 +34,15 @@ from sangam_worker.uploads import sent_together
 class Engine:
     """One model on one device.
 
+    Args:
+        graph_buckets: numbers of blocks for which iterations of decodes alone are to be captured
+            (``capture_graphs``), see ``graphs.buckets``. graph_block_tokens: of what length.
+
     Attributes:
         model_config: the model in the engine's terms. kv_pool: its paged KV.
+
+    Raises:
+        ConfigurationError: graphs are wanted of a backend that has none.
     """
 
     def __init__(
@@ -39,6 +51,9 @@ class Engine:
         transformer: Transformer,
         kv_pool: KVPool,
         attention: Attention,
+        *,
+        graph_buckets: Sequence[int] = (),
+        graph_block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         self.model_config = model_config
         self.kv_pool = kv_pool
@@ -46,6 +61,42 @@ class Engine:
         self._attention = attention
         kernel = greedy_kernel(model_config, kv_pool.dtype, kv_pool.device)
         self._sampler = Sampler(model_config, kv_pool.dtype, kernel)
+        self._graphs: GraphRunner | None = None
+        if graph_buckets:
+            if not isinstance(attention, AttentionBackend):
+                raise ConfigurationError(f"{type(attention).__name__} cannot be captured in graphs")
+            self._graphs = GraphRunner(
+                model_config, transformer, kv_pool, attention, graph_buckets, graph_block_tokens
+            )
+
+    def capture_graphs(
+        self, progress: Progress = lambda done, total: None, capture: Capture | None = None
+    ) -> int:
+        """Capture the graphs, if any are wanted: seconds, or minutes where kernels are compiled.
+
+        Until then, and for iterations that are not a graph's, passes are issued one by one.
+
+        Args:
+            progress: told how many of how many are captured.
+            capture: what captures; by default CUDA graphs.
+
+        Returns:
+            Bytes of the device that are gone for it.
+
+        Raises:
+            ConfigurationError: the device or the attention backend has no graphs.
+        """
+        if self._graphs is None:
+            return 0
+        if capture is None:
+            if self.kv_pool.device.type != "cuda":
+                raise ConfigurationError(
+                    "CUDA graphs need a CUDA device; leave graph_buckets empty"
+                )
+            self._claim_thread()
+            capture = CudaCapture(self.kv_pool.device)
+        self._graphs.capture(capture, progress)
+        return capture.taken_bytes
 
     def execute(self, plan: Plan) -> Outcome:
         """Run an iteration. K/V of the fed rows are on their pages when it returns."""
@@ -63,9 +114,15 @@ class Engine:
     @torch.inference_mode()
     def _launch(self, plan: Plan) -> Launched:
         self._claim_thread()
-        batch = pack(plan.passes, self.model_config.family)
         span = DeviceSpan(self.kv_pool.device)
-        proposals = self._sampler.launch(self._logits(batch), plan.passes)
+        prepared = None if self._graphs is None else self._graphs.prepare(plan.passes)
+        if prepared is not None:
+            span.begin()
+            proposals = self._sampler.launch(prepared.replay(), plan.passes, prepared.at)
+        else:
+            run = self._prepare(plan)
+            span.begin()
+            proposals = self._sampler.launch(run(), plan.passes)
         span.end()
         return LaunchedIteration(plan.iteration, proposals, span)
 
@@ -77,7 +134,18 @@ class Engine:
             ``[rows, vocab]``, padding rows at the end; ``[0, vocab]`` when nothing can commit.
         """
         self._claim_thread()
-        return self._logits(pack(plan.passes, self.model_config.family))
+        return self._prepare(plan)()
+
+    @torch.inference_mode()
+    def replay(self, plan: Plan) -> Tensor | None:
+        """The same logits, without padding rows, from the plan's graph; ``None`` if it has none."""
+        self._claim_thread()
+        prepared = None if self._graphs is None else self._graphs.prepare(plan.passes)
+        if prepared is None:
+            return None
+        return prepared.replay().index_select(
+            0, sent_together([prepared.at], np.int64, self.kv_pool.device)[0]
+        )
 
     def _claim_thread(self) -> None:
         """Settings of the calling thread's own, whatever they were before."""
@@ -88,7 +156,9 @@ class Engine:
         else:
             torch.cuda.set_device(device)
 
-    def _logits(self, batch: PackedBatch) -> Tensor:
+    def _prepare(self, plan: Plan) -> Callable[[], Tensor]:
+        """Send an iteration's arrays; what issues its operations and gives its logits."""
+        batch = pack(plan.passes, self.model_config.family)
         self._attention.plan(batch.layout)
         num_head_rows = len(batch.head_rows)
         tokens, positions, head_rows = sent_together(
@@ -97,8 +167,12 @@ class Engine:
             self.kv_pool.device,
         )
         self._transformer.reserve(int(batch.positions.max()) + 1)
-        return self._transformer.forward(
-            tokens, positions, head_rows if num_head_rows else None, self._attention
+        return partial(
+            self._transformer.forward,
+            tokens,
+            positions,
+            head_rows if num_head_rows else None,
+            self._attention,
         )
 
 

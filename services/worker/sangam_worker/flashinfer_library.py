@@ -20,6 +20,18 @@ HEAD_DIMS = (64, 128, 256)
 and ``DISPATCH_HEAD_DIM``, which also writes pages and rotates)."""
 
 
+def kernel_dim(head_dim: int) -> int:
+    """The least head dimension of the kernels that holds ``head_dim``.
+
+    Raises:
+        ConfigurationError: none is as large.
+    """
+    for each in HEAD_DIMS:
+        if head_dim <= each:
+            return each
+    raise ConfigurationError(f"FlashInfer has no kernel for heads of {head_dim}, only {HEAD_DIMS}")
+
+
 class FlashInfer(Protocol):
     """The part of ``flashinfer`` 0.6.18 that is used.
 

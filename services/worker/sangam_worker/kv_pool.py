@@ -18,6 +18,10 @@ class KVPool:
 
     Args:
         total_pages: pages of 16 tokens, each across all layers.
+
+    Attributes:
+        scratch_page: one more page, behind them, that is nobody's: rows that only fill up a batch
+            write there, and nothing reads it. ``layers_and_scratch`` has it, ``layers`` does not.
     """
 
     def __init__(
@@ -31,10 +35,14 @@ class KVPool:
         device: torch.device | str = "cpu",
     ) -> None:
         self.total_pages = total_pages
+        self.scratch_page = total_pages
         self.page_shape = (2, PAGE_TOKENS, num_kv_heads, head_dim)
-        self.layers: tuple[Tensor, ...] = tuple(
-            torch.zeros((total_pages, *self.page_shape), dtype=dtype, device=device)
+        self.layers_and_scratch: tuple[Tensor, ...] = tuple(
+            torch.zeros((total_pages + 1, *self.page_shape), dtype=dtype, device=device)
             for _ in range(num_layers)
+        )
+        self.layers: tuple[Tensor, ...] = tuple(
+            layer[:total_pages] for layer in self.layers_and_scratch
         )
 
     @property

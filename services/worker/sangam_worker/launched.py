@@ -21,8 +21,12 @@ class DeviceSpan:
         if device.type == "cuda":
             began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            began.record()
             self._events = began, ended
+
+    def begin(self) -> None:
+        """Arrays are on their way; operations come next."""
+        if self._events is not None:
+            self._events[0].record()
 
     def end(self) -> None:
         """Everything has been handed over."""

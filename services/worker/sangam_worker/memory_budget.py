@@ -80,7 +80,7 @@ class MemoryBudget:
         pool_bytes = self.total_pages * self.page_bytes
         return self.memory.total_bytes - self.memory.used_bytes - self.needs.total - pool_bytes
 
-    def measured(self, needs: MemoryNeeds) -> "MemoryBudget":
+    def taking(self, needs: MemoryNeeds) -> "MemoryBudget":
         """The same pool beside what was really taken."""
         return replace(self, needs=needs)
 

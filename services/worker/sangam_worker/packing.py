@@ -59,6 +59,16 @@ def pack(passes: Sequence[Pass], family: Family) -> PackedBatch:
     )
 
 
+def rows_that_predict(passes: Sequence[Pass], family: Family) -> Int64s:
+    """Packed rows that predict the passes' committable positions, in order, for passes without
+    padding between them; see ``PackedBatch.head_rows``."""
+    first_row, rows = 0, []
+    for item in passes:
+        rows += _predicting_rows(item, first_row, family)
+        first_row += len(item.positions)
+    return np.array(rows, dtype=np.int64)
+
+
 def _predicting_rows(item: Pass, first_row: int, family: Family) -> list[int]:
     """Packed rows that predict the pass's committable positions, given its first packed row.
 
@@ -69,13 +79,14 @@ def _predicting_rows(item: Pass, first_row: int, family: Family) -> list[int]:
     wanted: Sequence[int] = committable(item, family)
     if family == "dream":
         wanted = [max(position - 1, fed[0]) for position in wanted]
-    if _is_contiguous(fed):
+    if is_contiguous(fed):
         shift = first_row - fed[0]
         return [position + shift for position in wanted]
     return [first_row + bisect_left(fed, position) for position in wanted]
 
 
-def _is_contiguous(ascending: Sequence[int]) -> bool:
+def is_contiguous(ascending: Sequence[int]) -> bool:
+    """Whether ascending positions have no gaps."""
     return ascending[-1] - ascending[0] + 1 == len(ascending)
 
 
@@ -112,13 +123,13 @@ def _layout(
 def _slots(item: Pass) -> Int64s:
     """Where the rows' K/V are kept: ``page * 16 + slot``."""
     fed = item.positions
-    if _is_contiguous(fed):
-        return _contiguous_slots(item.pages, fed[0], fed[-1] + 1)
+    if is_contiguous(fed):
+        return contiguous_slots(item.pages, fed[0], fed[-1] + 1)
     return _slots_at(item.pages, np.array(fed, dtype=np.int64))
 
 
 @lru_cache(maxsize=256)
-def _contiguous_slots(pages: tuple[int, ...], start: int, stop: int) -> Int64s:
+def contiguous_slots(pages: tuple[int, ...], start: int, stop: int) -> Int64s:
     """Slots of positions ``start .. stop - 1``: the same in every decode of a block."""
     return _slots_at(pages, np.arange(start, stop, dtype=np.int64))
 

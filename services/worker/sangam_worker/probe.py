@@ -103,7 +103,9 @@ def _port(environment: Mapping[str, str]) -> int:
     try:
         return int(Path(name).read_text(encoding="ascii"))
     except FileNotFoundError:
-        raise NotWell("no port yet: the worker is loading its weights") from None
+        raise NotWell(
+            "no port yet: the worker is starting (weights, kernels, graphs; see its log)"
+        ) from None
     except (OSError, ValueError) as error:
         raise NotWell(f"SANGAM_PORT_FILE {name}: {error}") from None
 

@@ -7,7 +7,7 @@ the simulator call it: ``next_plan`` and ``apply`` in turn, the rest in between.
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sangam_core.admission import (
     ADMISSION_POLICIES,
@@ -27,8 +27,7 @@ UNBOUNDED = 2**31
 """As ``max_batch_blocks``: pages alone bound an iteration, as in the simulator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What one pass did for one block.
 
     Attributes:
@@ -278,7 +277,7 @@ class Scheduler:
     def _pass(self, state: BlockState) -> Pass:
         rows = state.next_rows()
         ids, block, mask_id = state.ids, state.block, self.mask_id
-        counts = not state.is_repeat
+        counts = state.resume is None
         tokens = enumerate(ids[block.start : block.stop], block.start) if counts else ()
         return Pass(
             key=state.key,

@@ -5,14 +5,16 @@ and holds it against what was really taken. The counts of live tensors are the t
 FlashInfer's operators'; a test follows them through a pass.
 """
 
+import math
 from dataclasses import dataclass
 
 from sangam_core.admission import ADMISSION_POLICIES
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
-from sangam_worker.models.config import read_model_config, resolve_model
+from sangam_worker.models import llada
+from sangam_worker.models.config import model_config
 from sangam_worker.models.description import ModelConfig
-from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
+from sangam_worker.models.tensor_names import slots_of
 from sangam_worker.sampling.candidates import ROWS_AT_ONCE
 from sangam_worker.settings import DEFAULT_TOTAL_PAGES, WorkerSettings
 
@@ -26,11 +28,18 @@ _LIBRARY_BYTES = 512 * _MIB
 """What CUDA libraries take on their own as they are first used: kernels, which are loaded lazily,
 and cuBLAS's workspaces (32 MiB a stream on Hopper)."""
 
+FIXED_BYTES = _WORKSPACE_BYTES + _LIBRARY_BYTES
+"""Part of ``activation_bytes``, whatever the iteration."""
+
 _ROUNDING = 1.1
 """The allocator's blocks are larger than tensors, and those of one size do not serve the next."""
 
 _GRAPH_BYTES = 32 * _MIB
 """Of one captured graph beside its tensors: its nodes, and two wrappers' plans."""
+
+_PARTIAL_RESULTS = 10
+"""Float32 answers that FA2 may keep of each row of a captured batch, an estimate from above: from
+30 blocks of LLaDA-8B on they exceed FlashInfer's usual workspace."""
 
 _DRAWN_ENTRY_BYTES = 64
 """Of an entry of the vocabulary in a row that is drawn with noise: 46 are ``candidates``', the
@@ -52,12 +61,7 @@ def config_of(settings: WorkerSettings) -> ModelConfig:
     Raises:
         ConfigurationError: it cannot be found or read, or does not allow sequences as long.
     """
-    model = settings.model
-    if model.startswith(RANDOM_PREFIX):
-        config = random_config(model)
-    else:
-        config = read_model_config(resolve_model(model), name=model)
-    return config.shortened(settings.max_sequence_tokens)
+    return model_config(settings.model).shortened(settings.max_sequence_tokens)
 
 
 def pages_set(settings: WorkerSettings, config: ModelConfig) -> int | None:
@@ -87,10 +91,20 @@ def bytes_per_page(config: ModelConfig, number_format: str) -> int:
     return config.num_layers * numbers * NUMBER_BYTES[number_format]
 
 
-def weight_bytes(config: ModelConfig, number_format: str) -> int:
-    """Bytes of the model's tensors and of its table of rotations."""
-    table = 2 * 4 * config.max_sequence_tokens * config.head_dim
-    return config.num_parameters * NUMBER_BYTES[number_format] + table
+def weight_bytes(config: ModelConfig, number_format: str, *, is_fp8: bool = False) -> int:
+    """Bytes of the model's tensors and of its table of rotations.
+
+    Args:
+        is_fp8: the layers' matrices take one byte an entry and a float32 scale a row.
+    """
+    total = 2 * 4 * config.max_sequence_tokens * config.head_dim
+    for slot in slots_of(config, llada.TENSOR_NAMES).values():  # any names do for shapes
+        entries = math.prod(slot.shape)
+        if is_fp8 and slot.layer is not None and len(slot.shape) == 2:
+            total += entries + 4 * slot.shape[0]
+        else:
+            total += entries * NUMBER_BYTES[number_format]
+    return total
 
 
 def largest_iteration(settings: WorkerSettings, config: ModelConfig) -> LargestIteration:
@@ -115,7 +129,7 @@ def activation_bytes(config: ModelConfig, iteration: LargestIteration, number_fo
     drawn = min(ROWS_AT_ONCE, iteration.num_head_rows) * config.vocab_size * _DRAWN_ENTRY_BYTES
     # The layers' tensors are gone when the head's come.
     peak = max(rows, iteration.num_rows * 4 * config.hidden_size + logits + drawn)
-    return int(peak * _ROUNDING) + _WORKSPACE_BYTES + _LIBRARY_BYTES
+    return int(peak * _ROUNDING) + FIXED_BYTES
 
 
 def graph_bytes(config: ModelConfig, bucket_rows: list[int], number_format: str) -> int:
@@ -128,7 +142,8 @@ def graph_bytes(config: ModelConfig, bucket_rows: list[int], number_format: str)
         return 0
     largest = max(bucket_rows)
     logits = config.vocab_size * NUMBER_BYTES[number_format]
-    tensors = largest * (_bytes_per_row(config, number_format) + logits)
+    partial = _PARTIAL_RESULTS * 4 * config.num_heads * config.head_dim
+    tensors = largest * (_bytes_per_row(config, number_format) + logits + partial)
     return int(tensors * _ROUNDING) + len(bucket_rows) * _GRAPH_BYTES
 
 

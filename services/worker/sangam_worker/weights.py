@@ -180,7 +180,9 @@ def random_weights(
     Normal with the variance that keeps activations near 1; norms are ones, biases zeros.
     """
     weights = Weights(config, dtype, device, is_fp8=is_fp8)
-    with reports.task("weights drawn", config.num_parameters / 1e9, "billion") as advance:
+    with reports.task(
+        "weights drawn", config.num_parameters / 1e9, "billion parameters"
+    ) as advance:
         for slot in weights.slots.values():
             weights.place(slot, _drawn(slot, dtype, device, _seed_of(slot.name, seed)))
             advance(math.prod(slot.shape) / 1e9)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from tests.loadtest.gpu.tiny import DREAM, LLADA, ON_CPU
 
-from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.command import main
+from benchmarks.gpu.supervised import BAD_OPTIONS, HAS_COMPLAINTS
 from sangam_loadtest.costs.measurements import read_fp8_passes, read_passes, read_products
 
 SOME_TESTS = "tests/loadtest/test_rounds.py"
@@ -28,6 +29,7 @@ def results(folder: Path) -> dict[str, Any]:
     return read
 
 
+@pytest.mark.timeout(300)
 def test_every_part_is_done(results: dict[str, Any]) -> None:
     statuses = {name: part["status"] for name, part in results["parts"].items()}
     assert set(statuses.values()) == {"done"}
@@ -103,16 +105,30 @@ def test_a_part_by_name_runs_alone(tmp_path: Path) -> None:
     assert list(results["parts"]) == ["ceilings"]
 
 
-def test_a_failed_part_makes_the_exit_status_1_and_is_in_the_table(
+def test_a_failed_part_shows_in_the_exit_status_and_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--models", LLADA]
     # Without ceilings there is no floor.
-    assert main([*options, "--only", "decodes"]) == 1
+    assert main([*options, "--only", "decodes"]) == HAS_COMPLAINTS
     assert "NOT DONE  decodes llada-tiny-a: failed: LookupError" in capsys.readouterr().err
     assert "**failed**: LookupError" in (tmp_path / "table.md").read_text(encoding="utf-8")
 
 
-def test_without_a_gpu_the_command_says_how_to_try_it(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="--device cpu"):
+def test_without_a_gpu_the_command_says_how_to_try_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
         main(["--out", str(tmp_path)])
+    assert ended.value.code == BAD_OPTIONS
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def test_a_resumed_run_goes_on_behind_what_was_found(tmp_path: Path) -> None:
+    options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--models", LLADA]
+    assert main([*options, "--only", "ceilings"]) == 0
+    first = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["parts"]
+    assert main([*options, "--only", "ceilings", "sampler", "--resume"]) == 0
+    parts = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["parts"]
+    assert parts["ceilings"] == first["ceilings"]
+    assert parts["sampler llada-tiny-a"]["status"] == "done"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.kernels import Compilation
-from benchmarks.gpu.parts import Budget, Part, Record, Run
+from benchmarks.gpu.parts import Budget, DeviceLost, Part, Record, Run, parts_of
 
 
 class Clock:
@@ -132,3 +132,31 @@ def test_waiting_for_kernels_has_an_end_and_they_can_be_stopped() -> None:
 def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         a_run(tmp_path / "nowhere")
+
+
+def fails(record: Record, budget: Budget) -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_lost_device_ends_the_process_and_the_next_one_goes_on_behind(tmp_path: Path) -> None:
+    parts = [finds(1), Part("fails", fails), finds(2)]
+    run = a_run(tmp_path)
+    run.is_well = lambda: False
+    with pytest.raises(DeviceLost, match="after fails"):
+        run.run_all(parts, Kernels())
+    found = parts_of(tmp_path / "results.json")
+    assert list(found) == ["finds 1", "fails"]
+    again = Run(Budget(100.0), tmp_path / "results.json", {}, found)
+    again.run_all(parts, Kernels())
+    assert list(again.parts) == ["finds 1", "fails", "finds 2"]
+    assert [line.partition(":")[0] for line in again.complaints] == ["fails"]
+
+
+def test_the_part_in_which_a_process_ended_has_failed(tmp_path: Path) -> None:
+    def looks(record: Record, budget: Budget) -> None:
+        seen.update(parts_of(tmp_path / "results.json"))
+
+    seen: dict[str, Record] = {}
+    a_run(tmp_path).run_all([Part("looks", looks)], Kernels())
+    assert seen["looks"]["status"] == "failed"
+    assert "its process ended in it" in seen["looks"]["error"]

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from tests.loadtest.gpu.tiny import LLADA, ON_CPU
 
-from benchmarks.gpu.engines import Place, load
+from benchmarks.gpu.engines import Place, load_graphs
+from benchmarks.gpu.one_pass import plan_of
 from benchmarks.gpu.parts import Budget
-from benchmarks.gpu.passes import plan_of
-from benchmarks.gpu.serving.__main__ import main
 from benchmarks.gpu.serving.batch_one import (
     Point,
     ServiceTime,
@@ -22,6 +21,7 @@ from benchmarks.gpu.serving.batch_one import (
     queued_latencies,
     rate_at,
 )
+from benchmarks.gpu.serving.command import main
 from benchmarks.gpu.serving.forced_commits import ForcedCommits
 from benchmarks.gpu.serving.open_loop import BlockLost, Driver, Layout
 from benchmarks.gpu.serving.plain_loop import service_seconds
@@ -48,7 +48,7 @@ class Counts:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    return load("graph", PLACE, LLADA, total_pages=40).engine
+    return load_graphs(PLACE, LLADA, 40, [1, 2]).engine
 
 
 def a_worker(engine: Engine, *counts: int, mask_buffer: int | None = None) -> Worker:
@@ -239,9 +239,10 @@ def test_the_plain_loops_requests_take_their_blocks_times() -> None:
 # The command
 
 
+@pytest.mark.timeout(300)
 def test_the_command_measures_both_sides_and_draws_them(tmp_path: Path) -> None:
     options = [
-        *ON_CPU, "--model", LLADA, "--out", str(tmp_path), "--mask-buffer", "0", "--seconds", "90",
+        *ON_CPU, "--model", LLADA, "--out", str(tmp_path), "--mask-buffer", "0",
         "--max-prompt", "64", "--max-output", "64", "--single", "5", "--pages", "200",
         "--warm", "0.2", "--run", "1.5", "--longest", "8", "--max-runs", "3",
     ]  # fmt: skip

@@ -7,4 +7,5 @@ LLADA, DREAM = str(MODELS / "llada-tiny-a"), str(MODELS / "dream-tiny-a")
 
 ON_CPU = [
     "--device", "cpu", "--dtype", "float32", "--attention", "torch", "--operators", "torch",
+    "--patience", "20", "--seconds", "2000",
 ]  # fmt: skip

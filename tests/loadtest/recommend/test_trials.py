@@ -9,7 +9,7 @@ from tests.loadtest.recommend.builders import LATENCY, candidate, scenario, tria
 from sangam_core.errors import ConfigurationError
 from sangam_loadtest.capacity import Objective
 from sangam_loadtest.recommend.trials import Job
-from sangam_loadtest.traces.source import LengthFilter
+from sangam_loadtest.traces.length_filter import LengthFilter
 
 
 def test_the_worst_objective_decides_the_slack() -> None:

@@ -4,7 +4,7 @@ Decides what is served (the trace, its mask buffer, its commits), with which poo
 sides are compared at. Called by ``__main__``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.contenders import dense_model
-from benchmarks.gpu.engines import Place, config_of, free_memory, load
+from benchmarks.gpu.engines import Place, config_of, load_graphs
 from benchmarks.gpu.parts import Budget, Part, Record, say
 from benchmarks.gpu.passes import Timed
 from benchmarks.gpu.serving.batch_one import Point, ServiceTime, Work, curve, rate_at
@@ -27,6 +27,7 @@ from benchmarks.workloads import BLOCK_LENGTH
 from sangam_loadtest.simulator.commits import CommitCounts
 from sangam_loadtest.traces.request import TraceRequest
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES, synthetic_requests
+from sangam_worker.graphs.buckets import MOST_BLOCKS, buckets_up_to
 from sangam_worker.loop import Executes
 from sangam_worker.sizing import bytes_per_page
 
@@ -39,8 +40,8 @@ _NUM_QUEUED = 5000
 """Requests of the trace that the queues at batch 1 are simulated with."""
 
 _CURVE_SHARES = np.linspace(0.04, 0.98, 48)
-_LEFT_FREE_BYTES = 10 * 2**30
-_POOL_SHARE = 0.92
+_LEFT_FREE_BYTES = 20 * 2**30
+"""For graphs, activations and what nobody counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,17 @@ class Options:
 
 
 class Figure8:
-    """The parts, and what later ones take from earlier ones."""
+    """The parts; later ones read what earlier ones found.
 
-    def __init__(self, place: Place, options: Options, counts: CommitCounts) -> None:
+    Args:
+        found: the parts that were run, by name.
+    """
+
+    def __init__(
+        self, place: Place, options: Options, counts: CommitCounts, found: Mapping[str, Record]
+    ) -> None:
         self._place, self._options, self._counts = place, options, counts
-        self._service: ServiceTime | None = None
-        self._plain: list[tuple[int, float]] = []
-        self._points: list[Point] = []
+        self._found = found
 
     def parts(self) -> list[Part]:
         """Every part, in order."""
@@ -92,8 +97,8 @@ class Figure8:
         lengths = sorted({totals[0], totals[len(totals) // 2], totals[-1]})
         num_passes = round(mean(work.num_passes / work.num_blocks for work in self._works))
         dense = dense_model(self._options.model, self._place.torch_dtype, self._place.device)
-        self._plain = block_times(dense, lengths, num_passes)
-        record |= {"num_passes": num_passes, "block_seconds": dict(self._plain)}
+        record |= {"num_passes": num_passes}
+        record["block_seconds"] = block_times(dense, lengths, num_passes)
 
     def _measure_single(self, record: Record, budget: Budget) -> None:
         """Requests one after the other: what one takes follows from its blocks and passes."""
@@ -110,14 +115,14 @@ class Figure8:
             for each in driver.finished
         ]
         seconds = [each.service_seconds or 0.0 for each in driver.finished]
-        self._service = ServiceTime.fitted(works, seconds)
+        fitted = ServiceTime.fitted(works, seconds)
         record |= {
             "num_requests": len(works),
             "mean_seconds": mean(seconds),
             "tokens_per_second": driver.num_tokens / driver.elapsed_seconds,
-            "fit": asdict(self._service),
+            "fit": asdict(fitted),
         }
-        say(f"         {len(works)} requests, mean {mean(seconds):.3f} s, {self._service}")
+        say(f"         {len(works)} requests, mean {mean(seconds):.3f} s, {fitted}")
 
     def _measure_rates(self, record: Record, budget: Budget) -> None:
         window, lone = self._options.window, float(self._lone_seconds.mean())
@@ -129,15 +134,15 @@ class Figure8:
         enough = 1.2 * _MULTIPLES[-1] * lone
         runs = climb(0.8 / lone, run, budget, window.longest_seconds, enough)
         for point in islice(runs, self._options.max_runs):
-            self._points.append(point)
             points.append(asdict(point))
 
     def _compare(self, record: Record, budget: Budget) -> None:
         """Curves of all sides, and the ratio of their rates at equal mean latencies."""
         lone = self._lone_seconds
-        curves = {BATCHED: self._points, ONE: curve(lone, _CURVE_SHARES / lone.mean())}
-        if self._plain:
-            plain = service_seconds(self._plain, self._works)
+        measured = [Point(**line) for line in self._of("rates").get("lines", ())]
+        curves = {BATCHED: measured, ONE: curve(lone, _CURVE_SHARES / lone.mean())}
+        if blocks := self._of("plain loop").get("block_seconds"):
+            plain = service_seconds(blocks, self._works)
             curves[PLAIN] = curve(plain, _CURVE_SHARES / plain.mean())
         record["lines"] = [*_ratios(curves, float(lone.mean()))]
         record["curves"] = {
@@ -176,9 +181,14 @@ class Figure8:
     @property
     def _lone_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Of each request at batch 1, nobody before it."""
-        if self._service is None:
+        if (fit := self._of("single requests").get("fit")) is None:
             raise LookupError("no single request was measured")
-        return self._service.seconds(self._works)
+        return ServiceTime(**fit).seconds(self._works)
+
+    def _of(self, part: str) -> Record:
+        """What a part found, nothing where it did not run."""
+        found: Record = self._found.get(part, {}).get("found", {})
+        return found
 
     @cached_property
     def _worker(self) -> Worker:
@@ -194,16 +204,14 @@ class Figure8:
         return Worker(make_engine, self._layout, pages, self._options.tau_tokens)
 
     def _loaded(self) -> Timed:
-        free_memory(self._place.torch_device)
-        pages = self._options.total_pages or self._fitting_pages()
-        return load("graph", self._place, self._options.model, pages)
+        pages = self._options.total_pages or self._fitting_pages
+        return load_graphs(self._place, self._options.model, pages, buckets_up_to(MOST_BLOCKS))
 
     def _fitting_pages(self) -> int:
+        """Asked for when the weights are on the device."""
         config = config_of(self._options.model)
-        free, total = torch.cuda.mem_get_info(self._place.torch_device)
-        weights = config.num_parameters * self._place.torch_dtype.itemsize
-        room = min(free, int(_POOL_SHARE * total)) - weights - _LEFT_FREE_BYTES
-        return room // bytes_per_page(config, self._place.dtype)
+        free, _ = torch.cuda.mem_get_info(self._place.torch_device)
+        return int(free - _LEFT_FREE_BYTES) // bytes_per_page(config, self._place.dtype)
 
 
 def _ratios(curves: dict[str, list[Point]], lone_seconds: float) -> Iterator[dict[str, object]]:

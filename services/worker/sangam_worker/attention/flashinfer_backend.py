@@ -3,12 +3,7 @@
 Decides how an iteration becomes FlashInfer's calls; ``flashinfer_layout`` makes their index arrays.
 Called by ``transformer`` through the protocol, planned by ``engine``. Nothing is copied to the
 device or read back after ``plan``. Sequences that keep no pages (cache ``none``) attend to
-their own new rows in a second plan.
-
-A head dimension that the kernels lack (the golden models' 16) is padded with zeros on the way:
-queries and new rows directly, pages as a copy of those that the plan names. The pool keeps its
-shape, so pages are as small, and transfers the same, as with any other backend; real models have
-128 and copy nothing.
+their own new rows in a second plan. Batches of one shape, for CUDA graphs: ``flashinfer_fixed``.
 """
 
 from dataclasses import dataclass
@@ -16,28 +11,25 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
+from sangam_worker.attention.flashinfer_fixed import FixedFlashInferAttention
 from sangam_worker.attention.flashinfer_layout import (
     ChooseKernel,
     PagedPart,
     measured_kernel,
+    on_host,
     rows_of,
     split,
 )
+from sangam_worker.attention.flashinfer_pool import NHD, FlashInferPool
 from sangam_worker.attention.layout import AttentionLayout, Int32s, Int64s
-from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer, load_flashinfer
+from sangam_worker.attention.protocol import FixedBatch
+from sangam_worker.flashinfer_library import FlashInfer, load_flashinfer
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.uploads import sent, sent_together
-
-WORKSPACE_BYTES = 128 * 2**20
-"""Shared by all wrappers, for partial results of split keys. FlashInfer's recommendation; every
-wrapper adds 8 MiB for its plan, on the device and pinned."""
-
-_NHD = "NHD"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,28 +62,11 @@ class FlashInferAttention:
     def __init__(
         self, pool: KVPool, num_heads: int, library: FlashInfer, choose: ChooseKernel
     ) -> None:
-        self._pool, self._library, self._choose = pool, library, choose
-        _, _, num_kv_heads, self._head_dim = pool.page_shape
-        kernel_dim = _kernel_dim(self._head_dim)
-        self._padding = kernel_dim - self._head_dim
-        self._problem: dict[str, Any] = {
-            "num_qo_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim_qk": kernel_dim,
-            "causal": False,
-            "sm_scale": self._head_dim**-0.5,  # of the model's dimension, not the padded one
-            "q_data_type": pool.dtype,
-            "kv_data_type": pool.dtype,
-        }
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
+        self._pool, self._choose = pool, choose
+        self._pages = FlashInferPool(pool, num_heads, library)
         self._wrappers: dict[tuple[str, bool, bool], Any] = {}
-        self._flat_layers = [layer.view(-1, *pool.page_shape[2:]) for layer in pool.layers]
         self._copied: torch.cuda.Event | None = None
-        # To FlashInfer's append, all pages are one sequence's: its positions are then our slots,
-        # and the rows of an iteration need no page table.
-        self._all_pages, self._all_pages_indptr, self._full_page = self._uploaded(
-            np.arange(pool.total_pages), np.array([0, pool.total_pages]), np.array([PAGE_TOKENS])
-        )
+        self._fixed_workspace, self._fixed_results = self._pages.workspace, torch.empty(0)
 
     def plan(self, layout: AttentionLayout) -> None:
         """Take the index arrays of the next iteration."""
@@ -116,21 +91,7 @@ class FlashInferAttention:
             k_new = k_new.index_select(0, self._write_rows)
             v_new = v_new.index_select(0, self._write_rows)
         k_new, v_new = k_new[: self._num_written], v_new[: self._num_written]
-        if self._padding:  # no kernel writes rows as narrow
-            self._flat_layers[layer].index_copy_(0, self._key_slots, k_new)
-            self._flat_layers[layer].index_copy_(0, self._key_slots + PAGE_TOKENS, v_new)
-            return
-        self._library.append_paged_kv_cache(
-            k_new,
-            v_new,
-            self._write_sequences,
-            self._write_slots,
-            self._pool.layers[layer],
-            self._all_pages,
-            self._all_pages_indptr,
-            self._full_page,
-            kv_layout=_NHD,
-        )
+        self._pages.append(k_new, v_new, layer, self._write_sequences, self._write_slots)
 
     def run(
         self, q: Tensor, k_new: Tensor, v_new: Tensor, layer: int, *, head_rows_only: bool = False
@@ -138,7 +99,7 @@ class FlashInferAttention:
         """Keep the new K/V on their pages, then attend: every sequence of a kind in one call."""
         self.write(k_new, v_new, layer)
         shares = self._shares[head_rows_only]
-        q = self._padded(q)
+        q = self._pages.widened(q)
         out = q.new_empty(q.shape)
         out[sum(share.num_rows for share in shares) :].zero_()
         for share in shares:
@@ -150,7 +111,27 @@ class FlashInferAttention:
                 queries = q.index_select(0, share.rows)
                 answers = share.wrapper.run(queries, *keys_values, out=torch.empty_like(queries))
                 out.index_copy_(0, share.rows, answers)
-        return out[:, :, : self._head_dim].flatten(1)
+        return out[:, :, : self._pages.head_dim].flatten(1)
+
+    def fixed(self, batch: FixedBatch) -> FixedFlashInferAttention:
+        """Attention for batches of one shape; their memory is shared where the largest is first."""
+        kernel, pages = self._choose(batch.full), self._pages
+        num_rows = len(batch.write_slots)
+        if num_rows > len(self._fixed_results):
+            self._fixed_results = torch.zeros(
+                (num_rows, pages.num_heads, pages.kernel_dim),
+                dtype=self._pool.dtype,
+                device=self._pool.device,
+            )
+        results = self._fixed_results
+        fixed = FixedFlashInferAttention(pages, kernel, batch, self._fixed_workspace, results)
+        if kernel == "fa2":
+            needed_bytes = fixed.workspace_bytes()
+            if needed_bytes > len(self._fixed_workspace):
+                workspace = pages.workspace.new_empty(needed_bytes)
+                self._fixed_workspace = workspace
+                fixed = FixedFlashInferAttention(pages, kernel, batch, workspace, results)
+        return fixed
 
     def _plan_writes(self, layout: AttentionLayout, paged: PagedPart) -> None:
         """Upload what ``write`` and the padded pages need, and the page table."""
@@ -161,10 +142,7 @@ class FlashInferAttention:
         )
         is_every_row = self._num_written == layout.qo_indptr[-1]
         self._write_rows = None if is_every_row else self._rows(layout.write_rows)
-        if self._padding:
-            # A layer seen as half pages: K of page p is number 2p, V is 2p + 1.
-            pages, within = np.divmod(slots, PAGE_TOKENS)
-            self._key_slots = self._rows(2 * pages * PAGE_TOKENS + within)
+        if self._pages.is_narrow:
             self._named_pages = self._kv_indices
             (self._kv_indices,) = self._uploaded(np.arange(len(paged.kv_indices)))
 
@@ -189,15 +167,18 @@ class FlashInferAttention:
                 kv_indptr, kv_rows = rows_of(layout.qo_indptr, sequences)
                 self._num_own = int(kv_indptr[-1])
                 self._own_rows = None if kv_rows is None else self._rows(kv_rows)
-                wrapper.plan(_on_host(own_indptr), _on_host(kv_indptr), **self._problem)
+                wrapper.plan(on_host(own_indptr), on_host(kv_indptr), **self._pages.problem)
             else:
                 wrapper.plan(
-                    _on_host(own_indptr),
-                    _on_host(paged.kv_indptr),
+                    on_host(own_indptr),
+                    on_host(paged.kv_indptr),
                     self._kv_indices,
-                    _on_host(paged.last_page_lengths),
+                    on_host(paged.last_page_lengths),
                     page_size=PAGE_TOKENS,
-                    **self._problem,
+                    # Given, or FlashInfer's Python would compute them element by element.
+                    seq_lens=on_host(layout.kv_lengths[paged.sequences]),
+                    max_token_per_sequence=int(np.diff(own_indptr).max()),
+                    **self._pages.problem,
                 )
             on_device = None if rows is None else self._rows(rows)
             shares.append(_Share(wrapper, is_alone, int(own_indptr[-1]), on_device))
@@ -207,19 +188,21 @@ class FlashInferAttention:
         """One wrapper for each plan that is alive at a time: a plan lives in its wrapper."""
         key = (kernel, is_alone, is_head)
         if key not in self._wrappers:
-            library = self._library
+            library = self._pages.library
             make = (
                 library.BatchPrefillWithRaggedKVCacheWrapper
                 if is_alone
                 else library.BatchPrefillWithPagedKVCacheWrapper
             )
-            self._wrappers[key] = make(self._workspace, _NHD, backend=kernel)
+            self._wrappers[key] = make(self._pages.workspace, NHD, backend=kernel)
         return self._wrappers[key]
 
     def _cache(self, layer: int) -> Tensor:
         """The pages that ``self._kv_indices`` number: the layer's own, or a padded copy."""
         pages = self._pool.layers[layer]
-        return self._padded(pages.index_select(0, self._named_pages)) if self._padding else pages
+        if self._pages.is_narrow:
+            return self._pages.widened(pages.index_select(0, self._named_pages))
+        return pages
 
     def _own(self, k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
         """The new K and V of the sequences without pages."""
@@ -227,11 +210,8 @@ class FlashInferAttention:
 
     def _own_side(self, new: Tensor) -> Tensor:
         if self._own_rows is None:
-            return self._padded(new[: self._num_own]).contiguous()
-        return self._padded(new.index_select(0, self._own_rows))
-
-    def _padded(self, x: Tensor) -> Tensor:
-        return F.pad(x, (0, self._padding)) if self._padding else x
+            return self._pages.widened(new[: self._num_own]).contiguous()
+        return self._pages.widened(new.index_select(0, self._own_rows))
 
     def _uploaded(self, *arrays: Int32s | Int64s) -> tuple[Tensor, ...]:
         """As FlashInfer's kernels read them."""
@@ -260,16 +240,3 @@ def flashinfer_attention(
             pool, num_heads, library, measured_kernel(num_heads, num_kv_heads)
         )
     return FlashInferAttention(pool, num_heads, library, lambda layout: kernel or "fa2")
-
-
-def _kernel_dim(head_dim: int) -> int:
-    """The least head dimension of the kernels that holds ``head_dim``."""
-    for each in HEAD_DIMS:
-        if head_dim <= each:
-            return each
-    raise ConfigurationError(f"FlashInfer has no kernel for heads of {head_dim}, only {HEAD_DIMS}")
-
-
-def _on_host(array: Int32s) -> Tensor:
-    """Where FlashInfer plans; it copies to the device itself."""
-    return torch.from_numpy(array)

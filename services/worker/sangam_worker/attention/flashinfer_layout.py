@@ -1,20 +1,26 @@
 """FlashInfer's index arrays of one iteration, from the packed batch's layout.
 
 Decides which sequences attend over pages and which over their own new rows, and which kernel
-(FA2, FA3) an iteration gets. numpy only, so that a CPU checks it all. Called by
-``flashinfer_backend``.
+(FA2, FA3) an iteration gets. Host arrays only, so that a CPU checks it all. Called by
+``flashinfer_backend`` and ``flashinfer_fixed``.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.layout import AttentionLayout, Int32s, Int64s
 
 _LONG_ROWS = 128
 """Rows from which a sequence counts as a prefill for the choice of a kernel."""
+
+_FEW_SHARED, _FEW = (3, 8), (2, sys.maxsize)
+"""Blocks, at least and at most, that are FA3's: where heads share K/V, and where they do not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +90,11 @@ def rows_of(indptr: Int32s, sequences: Int64s) -> tuple[Int32s, Int64s | None]:
     return indptr_of(lengths[sequences]), np.concatenate([*parts, np.zeros(0, dtype=np.int64)])
 
 
+def on_host(array: Int32s) -> Tensor:
+    """The array where FlashInfer plans; it copies to the device itself."""
+    return torch.from_numpy(array)
+
+
 ChooseKernel = Callable[[AttentionLayout], str]
 """``fa2`` or ``fa3`` for an iteration."""
 
@@ -93,7 +104,10 @@ def measured_kernel(num_heads: int, num_kv_heads: int) -> ChooseKernel:
 
     With a prefill in the batch FA3 was 3 to 10 % faster in both models. FA3 gives each query head
     tiles of its own, so where heads share K/V (Dream) a block of 32 queries leaves them mostly
-    empty and FA2 won from 16 blocks on; without sharing (LLaDA) FA3 won from 2 blocks on.
+    empty: FA2 won by 6 % from 16 blocks on, FA3 at 4 and 8 blocks and a context of 1024 by 3 to
+    7 % (at 2048 they were even). Without sharing (LLaDA) FA3 won from 2 blocks on, by up to 14 %.
+    A single block was the same, or FA2's by 6 %. These are times of graphs, whose kernel is chosen
+    when they are captured, by the blocks of a full batch.
     """
     is_shared = num_heads > num_kv_heads
 
@@ -101,6 +115,7 @@ def measured_kernel(num_heads: int, num_kv_heads: int) -> ChooseKernel:
         lengths = np.diff(layout.qo_indptr)
         if lengths.max() > _LONG_ROWS:
             return "fa3"
-        return "fa2" if is_shared or len(lengths) == 1 else "fa3"
+        few, many = _FEW_SHARED if is_shared else _FEW
+        return "fa3" if few <= len(lengths) <= many else "fa2"
 
     return choose

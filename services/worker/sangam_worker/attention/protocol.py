@@ -4,7 +4,8 @@
 its plan; pages are the pool's. Tests hold every backend against dense attention.
 """
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -35,5 +36,39 @@ class Attention(Protocol):
 
         Returns:
             ``[rows of q, heads * head_dim]``; padding rows are zeros.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedBatch:
+    """The shape of a batch that is the same every time, and where its index arrays lie.
+
+    Attributes:
+        num_sequences: that are fed; those that only fill up the batch have no queries.
+        rows_per_sequence: as many of every one.
+        full: the layout of a batch that nothing fills up.
+        write_slots: int32 ``[rows]`` on the device, all of the rows' (``AttentionLayout``).
+        page_indices: int32 on the device, as many as a batch can name; the first ones count.
+    """
+
+    num_sequences: int
+    rows_per_sequence: int
+    full: AttentionLayout
+    write_slots: Tensor
+    page_indices: Tensor
+
+
+@runtime_checkable
+class AttentionBackend(Attention, Protocol):
+    """Attention that can be captured."""
+
+    def fixed(self, batch: FixedBatch) -> Attention:
+        """Attention for batches of one shape, with a plan of its own.
+
+        Its kernels find everything that changes from plan to plan at the same place on the device.
+
+        Raises:
+            ConfigurationError: there is no such thing on the device.
         """
         ...

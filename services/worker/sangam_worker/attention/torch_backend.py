@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.layout import AttentionLayout
+from sangam_worker.attention.protocol import FixedBatch
 from sangam_worker.kv_pool import KVPool
 
 
@@ -20,8 +22,8 @@ class TorchAttention:
         self._pool = pool
         self._layout: AttentionLayout | None = None
         half_page = PAGE_TOKENS * pool.page_shape[2] * pool.page_shape[3]
-        self._rows_of = [layer.view(-1, *pool.page_shape[2:]) for layer in pool.layers]
-        self._halves_of = [layer.view(-1, half_page) for layer in pool.layers]
+        self._rows_of = [layer.view(-1, *pool.page_shape[2:]) for layer in pool.layers_and_scratch]
+        self._halves_of = [layer.view(-1, half_page) for layer in pool.layers_and_scratch]
 
     def plan(self, layout: AttentionLayout) -> None:
         """Take the index arrays of the next iteration."""
@@ -86,6 +88,15 @@ class TorchAttention:
         if bounds[-1] < len(q):
             parts.append(q.new_zeros(len(q) - bounds[-1], q.shape[1] * q.shape[2]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def fixed(self, batch: FixedBatch) -> "TorchAttention":
+        """The same again, on a CPU: what is run there reads the plan whenever it runs."""
+        if self._pool.device.type == "cuda":
+            raise ConfigurationError(
+                "attention 'torch' loops over sequences on the host, so no CUDA graph can hold it: "
+                "use attention 'flashinfer', or no graphs"
+            )
+        return TorchAttention(self._pool)
 
     def _cached(self, layer: int, group: int) -> tuple[Tensor, Tensor]:
         """K and V of every page in the plan, ``[group, kv_heads, pages * 16, head_dim]`` each."""

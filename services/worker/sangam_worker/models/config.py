@@ -1,7 +1,8 @@
 """Finds a model and reads its configuration, without torch.
 
 ``resolve_model`` turns what a user writes (``small``, a folder, a hub id) into a folder;
-``read_model_config`` reads that folder's ``config.json``. ``weights`` reads the tensors.
+``read_model_config`` reads that folder's ``config.json``; ``model_config`` does both, and knows
+the ``random:`` shapes. ``weights`` reads the tensors.
 """
 
 import json
@@ -13,14 +14,26 @@ from typing import Any
 from sangam_core.errors import ConfigurationError
 from sangam_worker.models import dream, llada
 from sangam_worker.models.description import ConfigFields, ModelConfig
+from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
 
-__all__ = ["SMALL_MODEL", "ModelConfig", "read_model_config", "resolve_model"]
+__all__ = ["SMALL_MODEL", "ModelConfig", "model_config", "read_model_config", "resolve_model"]
 
 SMALL_MODEL = "small"
 """Alias of the model that is shipped with the package."""
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["config.json", "*.safetensors", "model.safetensors.index.json"]
+
+
+def model_config(model: str) -> ModelConfig:
+    """The configuration of a model as a user writes it, ``random:<name>`` included.
+
+    Raises:
+        ConfigurationError: there is none, or it cannot be used.
+    """
+    if model.startswith(RANDOM_PREFIX):
+        return random_config(model)
+    return read_model_config(resolve_model(model), name=model)
 
 
 def resolve_model(model: str) -> Path:

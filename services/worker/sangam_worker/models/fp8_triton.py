@@ -22,6 +22,9 @@ MOST_WARPS = 16
 """Of which two programs fit on a multiprocessor at the widest rows, so that one loads while the
 other looks for its largest entry."""
 
+_LARGEST = tl.constexpr(LARGEST)
+_SMALLEST = tl.constexpr(SMALLEST)
+
 
 class TritonFp8Kernels:
     """``Fp8Kernels`` of ``fp8_operators``, for contiguous rows."""
@@ -60,8 +63,8 @@ class TritonFp8Kernels:
 class ScaledProduct:
     """cuBLAS' product of e4m3 rows with a scale a row on both sides; widths multiples of 16.
 
-    Sums are the tensor cores' own (``use_fast_accum``), which keep some 14 bits: nothing beside
-    the 4 bits of what is summed, and half the time where they are moved to float32 as they go.
+    Sums are the tensor cores' own (``use_fast_accum``), which keep some 14 bits: little beside the
+    4 bits of what is summed. Moving them to float32 on the way would take time in every product.
     """
 
     def __init__(self, weight: Fp8Rows, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -103,8 +106,6 @@ def _launch(kernel: Any, rows: Fp8Rows, x: Tensor, *others: Tensor | float) -> N
             *others,
             width=width,
             lanes=num_lanes(width),
-            largest=LARGEST,
-            smallest=SMALLEST,
             num_warps=num_warps(width),
         )
 
@@ -116,14 +117,12 @@ def quantise_row(
     x: tl.tensor,
     width: tl.constexpr,
     lanes: tl.constexpr,
-    largest: tl.constexpr,
-    smallest: tl.constexpr,
 ) -> None:
     """A row of ``x``."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, lanes)
     entries = tl.load(x + row * width + at, at < width, 0.0).to(tl.float32)
-    _store(values, scales, entries, 1.0, width, lanes, largest, smallest)
+    _store(values, scales, entries, 1.0, width, lanes)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -135,8 +134,6 @@ def norm_row(
     eps: tl.tensor,
     width: tl.constexpr,
     lanes: tl.constexpr,
-    largest: tl.constexpr,
-    smallest: tl.constexpr,
 ) -> None:
     """The norm of a row of ``x``."""
     row = tl.program_id(0).to(tl.int64)
@@ -144,7 +141,7 @@ def norm_row(
     entries = tl.load(x + row * width + at, at < width, 0.0).to(tl.float32)
     weights = tl.load(weight + at, at < width, 0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(entries * entries, 0) / width + eps)
-    _store(values, scales, entries * weights, factor, width, lanes, largest, smallest)
+    _store(values, scales, entries * weights, factor, width, lanes)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -157,8 +154,6 @@ def add_norm_row(
     eps: tl.tensor,
     width: tl.constexpr,
     lanes: tl.constexpr,
-    largest: tl.constexpr,
-    smallest: tl.constexpr,
 ) -> None:
     """The norm of a row of ``x + added``, which takes x's place."""
     row = tl.program_id(0).to(tl.int64)
@@ -171,7 +166,7 @@ def add_norm_row(
     tl.store(place, total, at < width)
     entries = total.to(tl.float32)
     factor = tl.rsqrt(tl.sum(entries * entries, 0) / width + eps)
-    _store(values, scales, entries * weights, factor, width, lanes, largest, smallest)
+    _store(values, scales, entries * weights, factor, width, lanes)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -181,8 +176,6 @@ def silu_mul_row(
     gate_up: tl.tensor,
     width: tl.constexpr,
     lanes: tl.constexpr,
-    largest: tl.constexpr,
-    smallest: tl.constexpr,
 ) -> None:
     """SiLU of a row's first half times its second."""
     row = tl.program_id(0).to(tl.int64)
@@ -191,7 +184,7 @@ def silu_mul_row(
     gate = tl.load(halves, at < width, 0.0).to(tl.float32)
     up = tl.load(halves + width, at < width, 0.0).to(tl.float32)
     entries = gate / (1.0 + tl.exp(-gate)) * up
-    _store(values, scales, entries, 1.0, width, lanes, largest, smallest)
+    _store(values, scales, entries, 1.0, width, lanes)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -202,14 +195,12 @@ def _store(
     factor: tl.tensor,
     width: tl.constexpr,
     lanes: tl.constexpr,
-    largest: tl.constexpr,
-    smallest: tl.constexpr,
 ) -> None:
     """Round a program's row; ``factor`` goes into its scale."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, lanes)
     # A maximum passes over NaNs, but as an entry each one stays.
-    top = tl.maximum(tl.max(tl.abs(entries), 0), smallest)
-    rounded = (entries * tl.div_rn(largest, top)).to(tl.float8e4nv)
+    top = tl.maximum(tl.max(tl.abs(entries), 0), _SMALLEST)
+    rounded = (entries * tl.div_rn(_LARGEST, top)).to(tl.float8e4nv)
     tl.store(values + row * width + at, rounded, at < width)
-    tl.store(scales + row, tl.div_rn(top, largest) * factor)
+    tl.store(scales + row, tl.div_rn(top, _LARGEST) * factor)

@@ -73,14 +73,8 @@ class Transformer:
         Returns:
             ``[len(head_rows), vocab]`` in the model's dtype (``[0, vocab]`` for ``None``).
         """
-        operators, layers = self._operators, self._layers
-        x = self._embedding.index_select(0, tokens)
-        rotation = operators.rotation(positions)
-        normed = operators.norm(x, layers[0].attention_norm)
-        for index, layer in enumerate(layers[:-1]):
-            mixed = self._attend(layer, index, normed, rotation, attention)
-            x, normed = self._finish(layer, mixed, x, layers[index + 1].attention_norm)
-        layer, last = layers[-1], len(layers) - 1
+        x, normed, rotation = self._below_last(tokens, positions, attention)
+        layer, last = self._layers[-1], len(self._layers) - 1
         k, v = self._keys_values(layer, normed, rotation)
         if head_rows is None:
             attention.write(k, v, last)
@@ -91,6 +85,36 @@ class Transformer:
         mixed = attention.run(q, k, v, last, head_rows_only=True)
         _, normed = self._finish(layer, mixed, x, self._final_norm, is_final=True)
         return self._head(normed)
+
+    def forward_every_row(
+        self, tokens: Tensor, positions: Tensor, attention: Attention, logits: Tensor
+    ) -> None:
+        """The same where every row wants logits: nothing depends on which ones can commit.
+
+        Args:
+            logits: ``[rows, vocab]``, written over: memory that the caller keeps.
+        """
+        x, normed, rotation = self._below_last(tokens, positions, attention)
+        layer, last = self._layers[-1], len(self._layers) - 1
+        k, v = self._keys_values(layer, normed, rotation)
+        assert layer.q is not None
+        q = rotation(self._heads(layer.q(normed)))
+        mixed = attention.run(q, k, v, last)
+        _, normed = self._finish(layer, mixed, x, self._final_norm, is_final=True)
+        self._head.into(normed, logits)
+
+    def _below_last(
+        self, tokens: Tensor, positions: Tensor, attention: Attention
+    ) -> tuple[Tensor, Any, Rotation]:
+        """All layers but the last: the rows, the same normed for the last one, their rotation."""
+        operators, layers = self._operators, self._layers
+        x = self._embedding.index_select(0, tokens)
+        rotation = operators.rotation(positions)
+        normed = operators.norm(x, layers[0].attention_norm)
+        for index, layer in enumerate(layers[:-1]):
+            mixed = self._attend(layer, index, normed, rotation, attention)
+            x, normed = self._finish(layer, mixed, x, layers[index + 1].attention_norm)
+        return x, normed, rotation
 
     def _attend(
         self, layer: _Layer, index: int, normed: Any, rotation: Rotation, attention: Attention

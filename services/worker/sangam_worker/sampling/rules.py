@@ -61,8 +61,10 @@ def most_confident(confidences: Sequence[float], count: int) -> list[int]:
 
 def choose_by_threshold(confidences: Sequence[float], threshold: float) -> list[int]:
     """The best one, and every one of at least ``threshold``."""
-    best = _ranked(confidences)[0]
-    return [i for i, value in enumerate(confidences) if i == best or value >= threshold]
+    best = max(confidences)
+    if best < threshold:
+        return [confidences.index(best)]
+    return [i for i, value in enumerate(confidences) if value >= threshold]
 
 
 def choose_by_factor(confidences: Sequence[float], factor: float) -> list[int]:
@@ -138,4 +140,5 @@ def _steps(item: Pass) -> int:
 
 
 def _ranked(confidences: Sequence[float]) -> list[int]:
-    return sorted(range(len(confidences)), key=lambda i: (-confidences[i], i))
+    # Stable in reverse, too: of equals the lower position comes first.
+    return sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)

@@ -191,39 +191,44 @@ class Proposals:
             start = stop
         return tuple(outcomes)
 
-    def _read(self) -> tuple[list[int], list[float]]:
+    def _read(self) -> tuple[list[float], list[float]]:
+        """Token and confidence of every row."""
         if self.copied is None:
             return [], []
         figures = self.copied.wait()
-        if not self.is_read_once:
-            tokens, confidences = figures.T.tolist()
-            return [int(token) for token in tokens], confidences
-        if self.rows.at is not None:
+        if self.is_read_once and self.rows.at is not None:
             figures = figures[torch.from_numpy(self.rows.at)]
-        confidences = figures[:, Column.PROBABILITY].clone()
+        confidences = self._confidences(figures) if self.is_read_once else figures[:, 1]
+        return figures[:, 0].tolist(), confidences.tolist()
+
+    def _confidences(self, figures: Tensor) -> Tensor:
+        """What the kernel's figures mean for each row; others' confidences are in their place."""
         groups = self.rows.groups
+        if len(groups) == 1:
+            (draw,) = groups
+            return confidences_of(figures, self.config, draw.measure, self.dtype)
+        confidences = figures[:, Column.PROBABILITY].clone()
         for draw, rows in groups.items():
             if is_served(draw):
-                own = rows if len(groups) > 1 else slice(None)
-                confidences[own] = confidences_of(
-                    figures[own], self.config, draw.measure, self.dtype
+                confidences[rows] = confidences_of(
+                    figures[rows], self.config, draw.measure, self.dtype
                 )
-        return figures[:, Column.TOKEN].long().tolist(), confidences.tolist()
+        return confidences
 
     def _outcome(
-        self, item: Pass, positions: Sequence[int], tokens: list[int], confidences: list[float]
+        self, item: Pass, positions: Sequence[int], tokens: list[float], confidences: list[float]
     ) -> PassOutcome:
-        if any(math.isnan(value) for value in confidences):
+        if any(map(math.isnan, confidences)):
             error = f"{item.key}: pass {item.step} gave logits that are not numbers"
             return PassOutcome(key=item.key, commits=(), error=error)
         family = self.config.family
         threshold = compared_threshold(item.decoding.unmasking.threshold, family, self.dtype)
         chosen, carry = choose(item, family, confidences, threshold)
-        commits = tuple(
-            Commit(position=positions[i], token=tokens[i], confidence=confidences[i])
+        commits = [
+            Commit(position=positions[i], token=int(tokens[i]), confidence=confidences[i])
             for i in chosen
-        )
-        return PassOutcome(key=item.key, commits=commits, carry=carry)
+        ]
+        return PassOutcome(key=item.key, commits=tuple(commits), carry=carry)
 
 
 @lru_cache(maxsize=1024)

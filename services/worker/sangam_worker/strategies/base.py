@@ -40,6 +40,11 @@ class CachingStrategy(Protocol):
         """Whether a block holds pages between its passes (else it can only run colocated)."""
         ...
 
+    @property
+    def steady_step(self) -> int:
+        """The number of the pass from which on all passes of a block have the same rows."""
+        ...
+
     def rows(self, geometry: Geometry, block: int, step: int) -> Rows:
         """Rows of pass number ``step`` (0 is the prefill) of a block."""
         ...

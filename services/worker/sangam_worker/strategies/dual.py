@@ -13,6 +13,7 @@ class DualCache:
 
     name = "dual"
     keeps_kv = True
+    steady_step = 1
 
     def rows(self, geometry: Geometry, block: int, step: int) -> Rows:
         """Pass 0: every row. Later: the block's rows, seeing the whole sequence."""

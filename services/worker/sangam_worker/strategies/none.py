@@ -13,6 +13,7 @@ class NoCache:
 
     name = "none"
     keeps_kv = False
+    steady_step = 0
 
     def rows(self, geometry: Geometry, block: int, step: int) -> Rows:
         """Every row, on every pass."""

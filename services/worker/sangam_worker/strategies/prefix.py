@@ -13,6 +13,7 @@ class PrefixCache:
 
     name = "prefix"
     keeps_kv = True
+    steady_step = 1
 
     def rows(self, geometry: Geometry, block: int, step: int) -> Rows:
         """Pass 0: every row. Later: block start to the end, seeing the whole sequence."""

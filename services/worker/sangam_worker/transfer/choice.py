@@ -53,7 +53,9 @@ def open_transport(settings: WorkerSettings, pool: MovablePool) -> KVTransport:
 
 
 def nccl_transport(pool: MovablePool, max_ctas: int) -> NcclTransport:
-    """NCCL over a pool on a GPU."""
+    """NCCL over a pool on a GPU, ready to move. Nothing is in the pool yet, or rests in it."""
     library = load_nccl(pool.device)
     log.info("KV moves by NCCL", version=str(library.get_version().libnccl), max_ctas=max_ctas)
-    return NcclTransport(pool, library, CudaStreams(pool.device), max_ctas=max_ctas)
+    transport = NcclTransport(pool, library, CudaStreams(pool.device), max_ctas=max_ctas)
+    transport.warm_up()
+    return transport

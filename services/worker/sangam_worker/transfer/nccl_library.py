@@ -73,8 +73,11 @@ def load_nccl(device: torch.device) -> Nccl:
     except ImportError as error:
         raise ConfigurationError(
             f"SANGAM_KV_TRANSPORT nccl: nccl4py cannot be imported ({error}); install the extra "
-            "sangam[gpu]"
+            "sangam[gpu], or set SANGAM_KV_TRANSPORT to gloo"
         ) from error
     if library.get_version().libnccl is None:
-        raise ConfigurationError("SANGAM_KV_TRANSPORT nccl: libnccl.so.2 cannot be loaded")
+        raise ConfigurationError(
+            "SANGAM_KV_TRANSPORT nccl: libnccl.so.2 cannot be loaded; install the nvidia-nccl of "
+            "torch's CUDA version, or set SANGAM_KV_TRANSPORT to gloo"
+        )
     return library

@@ -72,6 +72,13 @@ def _parser() -> argparse.ArgumentParser:
         "are of the same library",
     )
     engine.add_argument("--quantization", default=default.quantization, help="none (default), fp8")
+    engine.add_argument(
+        "--graph-block",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="run decodes of blocks of N from CUDA graphs (default: none do)",
+    )
     return parser
 
 
@@ -127,7 +134,9 @@ def _by_model(cases: list[Case]) -> list[tuple[Path, list[Case]]]:
 
 
 def _names(options: argparse.Namespace) -> EngineNames:
-    return EngineNames(options.dtype, options.device, options.attention, options.quantization)
+    return EngineNames(
+        options.dtype, options.device, options.attention, options.quantization, options.graph_block
+    )
 
 
 def _pages(cases: Sequence[Case], in_flight: int) -> int:

@@ -47,19 +47,19 @@ class Limits:
 
 
 def limits_of(
-    item: Pass, family: Family, rows: Tensor, deviations: Tensor, mask_id: int, dtype: torch.dtype
+    item: Pass, family: Family, rows: Tensor, scales: Tensor, mask_id: int, dtype: torch.dtype
 ) -> Limits:
     """The limits of a pass.
 
     Args:
         rows: the float32 model's logits of the candidates, float64 ``[candidates, vocab]``.
-        deviations: standard deviation of a logit by row; zeros where nothing may differ.
+        scales: standard deviation of a logit by row; zeros where nothing may differ.
         dtype: of the engine under test.
     """
-    if not deviations.any():
+    if not scales.any():
         nothing = (0.0,) * len(rows)
         return Limits(nothing, nothing, 0.0)
-    gaps = SIGMAS * math.sqrt(2) * deviations
+    gaps = SIGMAS * math.sqrt(2) * scales
     rule = item.decoding.unmasking.rule
     confidences = _confidence_limits(rows, gaps, mask_id, _MEASURES.get(rule), family, dtype)
     threshold = item.decoding.unmasking.threshold

@@ -9,12 +9,12 @@ from pathlib import Path
 from sangam_core.errors import ConfigurationError
 from sangam_worker.engine import Engine
 from sangam_worker.engine_loading import load_engine
+from sangam_worker.graphs.buckets import BLOCK_TOKENS
 from sangam_worker.verify.forcing import ForcedEngine
-from sangam_worker.verify.rounding import Errors, NumberFormat, number_format, perturbed_operators
+from sangam_worker.verify.reference import Reference
+from sangam_worker.verify.rounding import NumberFormat, number_format
 
-NUM_PERTURBED = 4
-"""Engines from which the expected error of a row is estimated. With four, the estimate of a row is
-off by a factor of two now and then, which ``ROW_LIMIT`` allows for."""
+_GRAPH_BUCKETS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class EngineNames:
     device: str = "cpu"
     attention: str = "torch"
     quantization: str = "none"
+    graph_block: int = 0
+    """Length of the blocks whose passes come from CUDA graphs; 0 for none."""
 
     def __str__(self) -> str:
         parts = [self.dtype, f"on {self.device}", f"with {self.attention}"]
@@ -48,38 +50,22 @@ class EngineNames:
         """
         if not model.is_dir():
             raise ConfigurationError(f"{model}: there is no such folder")
-        return load_engine(
+        engine = load_engine(
             str(model),
             dtype=self.dtype,
             device=self.device,
             attention=self.attention,
             operators="torch" if self.attention == "torch" else "flashinfer",
+            quantization=self.quantization,
             total_pages=total_pages,
+            graph_buckets=_GRAPH_BUCKETS if self.graph_block else (),
+            graph_block_tokens=self.graph_block or BLOCK_TOKENS,
         )
+        engine.capture_graphs()
+        return engine
 
 
 def forced_engine(model: Path, names: EngineNames, *, total_pages: int) -> ForcedEngine:
     """An engine by its names beside the float32 one, for ``force_cases``."""
     engine = names.load(model, total_pages)
-    return beside_reference(model, engine, names.number_format)
-
-
-def beside_reference(model: Path, engine: Engine, kind: NumberFormat) -> ForcedEngine:
-    """Any engine of a model beside the float32 one.
-
-    Args:
-        kind: how far it may be from that one.
-    """
-    total_pages = engine.kv_pool.total_pages
-    reference = load_engine(str(model), total_pages=total_pages)
-    perturbed = [] if kind.is_exact else _perturbed(model, kind, total_pages)
-    return ForcedEngine(reference, engine, perturbed)
-
-
-def _perturbed(model: Path, kind: NumberFormat, total_pages: int) -> list[tuple[Engine, Errors]]:
-    found = []
-    for seed in range(NUM_PERTURBED):
-        operators, errors = perturbed_operators(kind, seed)
-        engine = load_engine(str(model), total_pages=total_pages, operators=operators)
-        found.append((engine, errors))
-    return found
+    return ForcedEngine(Reference(model, names.number_format, total_pages), engine)

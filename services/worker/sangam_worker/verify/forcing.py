@@ -24,13 +24,10 @@ from sangam_worker.verify.cases import Case
 from sangam_worker.verify.compare import first_difference
 from sangam_worker.verify.decisions import Limits, is_choice_explained, limits_of
 from sangam_worker.verify.drive import run_cases
-from sangam_worker.verify.rounding import Errors
-
-ROW_LIMIT = 5.0
-"""Largest error of a row's logits (root mean square) beside that of the perturbed engines."""
+from sangam_worker.verify.reference import ROW_LIMIT, Reference, row_errors
 
 OVERALL_LIMIT = 1.5
-"""The same over all rows, where chance evens out."""
+"""What ``ROW_LIMIT`` is for a row, for all of them together, where chance evens out."""
 
 
 @dataclass(slots=True)
@@ -38,6 +35,7 @@ class Tally:
     """What was compared, and what came of it.
 
     Attributes:
+        num_replayed: passes that came from a graph.
         num_tokens: golden commits; equal: the engine proposes the same token there.
         num_sets: passes that can commit; equal: the engine would commit the same positions.
         num_excused_tokens, num_excused_sets: different, and explained by the number format.
@@ -52,6 +50,7 @@ class Tally:
 
     num_cases: int = 0
     num_passes: int = 0
+    num_replayed: int = 0
     num_tokens: int = 0
     num_equal_tokens: int = 0
     num_excused_tokens: int = 0
@@ -92,20 +91,24 @@ class _Compared:
     chosen: frozenset[int]
     golden: frozenset[int]
 
+    @property
+    def scales(self) -> Tensor:
+        """By how much a single logit of a row is off: its own error where that is explained (which
+        ``ROW_LIMIT`` decides) and is larger than expected; zeros where nothing may be off."""
+        if not self.deviations.any():
+            return self.deviations
+        return self.errors.maximum(self.deviations)
+
 
 class ForcedEngine:
     """Carries out plans as ``reference`` does, and compares ``engine`` with it in passing.
 
     Args:
-        reference: float32 on a CPU. engine: under test, with a pool of as many pages.
-        perturbed: engines like the reference with the number format's errors, and the source of
-            those; none where nothing may differ.
+        engine: under test, with a pool of as many pages as the reference's.
     """
 
-    def __init__(
-        self, reference: Engine, engine: Engine, perturbed: Sequence[tuple[Engine, Errors]]
-    ) -> None:
-        self._reference, self._engine, self._perturbed = reference, engine, perturbed
+    def __init__(self, reference: Reference, engine: Engine) -> None:
+        self._reference, self._engine = reference, engine
         self.tally = Tally()
         self._squares = [0.0, 0.0]
         self._num_rows = 0
@@ -113,21 +116,23 @@ class ForcedEngine:
     @property
     def model_config(self) -> ModelConfig:
         """The reference's."""
-        return self._reference.model_config
+        return self._reference.engine.model_config
 
     @property
     def kv_pool(self) -> KVPool:
         """The reference's."""
-        return self._reference.kv_pool
+        return self._reference.engine.kv_pool
 
     def execute(self, plan: Plan) -> Outcome:
         """Run an iteration on every engine; the reference's outcome."""
-        logits = [self._logits(engine, plan) for engine in (self._reference, self._engine)]
-        deviations = self._deviations(logits[0], plan)
-        errors = (logits[1] - logits[0]).square().mean(-1).sqrt()
+        reference = self._reference.engine
+        rows, deviations = self._reference.expected(plan)
+        replayed = self._engine.replay(plan)
+        logits = self._engine.forward(plan) if replayed is None else replayed
+        errors = row_errors(self._reference.candidates(logits, plan), rows)
         # The outcomes last: what an engine's own passes leave on its pages is what stays there.
-        wanted = self._reference.execute(_committing_everything(plan))
-        golden = self._reference.execute(plan)
+        wanted = reference.execute(_committing_everything(plan))
+        golden = reference.execute(plan)
         proposed = self._engine.execute(_committing_everything(plan))
         chosen = self._engine.execute(plan)
         start = 0
@@ -136,6 +141,7 @@ class ForcedEngine:
             cut = slice(start, start + len(positions))
             start += len(positions)
             self.tally.num_passes += 1
+            self.tally.num_replayed += replayed is not None
             own = [each.passes[number] for each in (proposed, chosen)]
             if any(outcome.error for outcome in own):
                 self._say(item, f"no outcome: {own[0].error or own[1].error}")
@@ -145,7 +151,7 @@ class ForcedEngine:
                     _Compared(
                         item=item,
                         positions=positions,
-                        rows=logits[0][cut],
+                        rows=rows[cut],
                         errors=errors[cut],
                         deviations=deviations[cut],
                         proposed=_by_position(own[0]),
@@ -156,26 +162,12 @@ class ForcedEngine:
                 )
         return golden
 
-    def _logits(self, engine: Engine, plan: Plan) -> Tensor:
-        """Candidates' logits, float64 on the host, padding left out."""
-        family = self.model_config.family
-        num_rows = sum(len(committable(item, family)) for item in plan.passes)
-        return engine.forward(plan)[:num_rows].double().cpu()
-
-    def _deviations(self, rows: Tensor, plan: Plan) -> Tensor:
-        """By how much the perturbed engines' logits are off, root mean square by row."""
-        squares = rows.new_zeros(len(rows))
-        for engine, source in self._perturbed:
-            own = source.of_head(self._logits(engine, plan), self.model_config.hidden_size)
-            squares += (own - rows).square().mean(-1)
-        return (squares / max(1, len(self._perturbed))).sqrt()
-
     def _compare(self, compared: _Compared) -> None:
         limits = limits_of(
             compared.item,
             self.model_config.family,
             compared.rows,
-            compared.deviations,
+            compared.scales,
             self.model_config.mask_id,
             self._engine.kv_pool.dtype,
         )

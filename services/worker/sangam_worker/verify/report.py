@@ -14,7 +14,8 @@ def tally_lines(name: str, tally: Tally) -> Iterator[str]:
     num_more = len(tally.disagreements) - MAX_DISAGREEMENTS
     if num_more > 0:
         yield f"... and {num_more} more"
-    yield f"{name}: {tally.num_cases} cases, {tally.num_passes} passes"
+    replayed = f", {tally.num_replayed} of them from graphs" if tally.num_replayed else ""
+    yield f"{name}: {tally.num_cases} cases, {tally.num_passes} passes{replayed}"
     yield "  tokens       " + _share(
         tally.num_equal_tokens, tally.num_tokens, tally.num_excused_tokens
     )

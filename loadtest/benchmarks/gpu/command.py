@@ -1,0 +1,60 @@
+"""``make bench-gpu``: ceilings, correctness, then passes, operators and comparisons beside floors.
+
+Decides the parts and their order: what the goals need first, what needs no compiled kernels while
+those are compiled. Writes ``results.json`` (after every part), ``table.md`` and CSVs that
+``sangam loadtest fit`` reads. Exit status 1 when a part failed or was left out; a missed goal is a
+result.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.commands import (
+    MODELS,
+    Found,
+    add_options,
+    finish,
+    place_of,
+    run_parts,
+)
+from benchmarks.gpu.parts import DeviceLost, Part, say
+from benchmarks.gpu.sizes import H200, TINY
+from benchmarks.gpu.supervised import GO_ON
+from benchmarks.gpu.written import write_files
+
+FA_KERNELS = ["flashinfer-fa2", "flashinfer-fa3"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status."""
+    given = _parser().parse_args(arguments)
+    sizes = {"h200": H200, "tiny": TINY}[given.sizes]
+    place = place_of(given)
+
+    def parts(found: Found) -> list[Part]:
+        return Bench(place, given.models, sizes, given.tests, given.kernels, found).parts()
+
+    try:
+        run = run_parts(given, parts, {})
+    except DeviceLost as error:
+        say(str(error))
+        return GO_ON
+    finally:
+        write_files(given.out)
+    return finish(run)
+
+
+def _parser() -> argparse.ArgumentParser:
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="bench-gpu", description=summary)
+    add_options(parser)
+    parser.add_argument(
+        "--models", nargs="+", default=list(MODELS), help="random:NAME or a folder, LLaDA first"
+    )
+    parser.add_argument("--sizes", choices=("h200", "tiny"), default="h200", help="tiny: for CPUs")
+    parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="what pytest runs")
+    parser.add_argument(
+        "--kernels", nargs="+", default=FA_KERNELS, help="attention backends set beside each other"
+    )
+    return parser

@@ -1,0 +1,110 @@
+"""FlashInfer's attention for batches of one shape, as a CUDA graph needs it.
+
+Decides where the plan of the day lies: in device buffers that are made once, so that kernels that
+were captured with one plan read the next one's. Made by ``flashinfer_backend``, planned and run by
+``graphs``.
+
+What FlashInfer (0.6.18) asks of a wrapper with ``use_cuda_graph``: a batch size that never changes,
+never more rows than in the first plan, page numbers that are on the device already. FA2's grid is
+then the largest that the shape can need, with partial results for all of it: its workspace is asked
+for by size, as that exceeds the recommended one from some 30 blocks of 32 queries on. FA3's
+grid is the device, and its work list is part of the plan. Both leave out a sequence without
+queries, which is what fills up a batch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sangam_core.geometry import PAGE_TOKENS
+from sangam_worker.attention.flashinfer_layout import on_host
+from sangam_worker.attention.flashinfer_pool import NHD, FlashInferPool
+from sangam_worker.attention.layout import AttentionLayout
+from sangam_worker.attention.protocol import FixedBatch
+
+
+class FixedFlashInferAttention:
+    """``Attention`` for one ``FixedBatch``: every sequence over pages, every row kept.
+
+    Args:
+        kernel: ``fa2`` or ``fa3``.
+        workspace: FlashInfer's, of at least what ``workspace_bytes`` says.
+        results: ``[at least the batch's rows, heads, kernel_dim]``, finite numbers. Rows that fill
+            up the batch are not computed: they keep what is there.
+    """
+
+    def __init__(
+        self,
+        pages: FlashInferPool,
+        kernel: str,
+        batch: FixedBatch,
+        workspace: Tensor,
+        results: Tensor,
+    ) -> None:
+        self._pages, self._batch = pages, batch
+        num_sequences = batch.num_sequences
+        self._num_queries = num_sequences * batch.rows_per_sequence
+        self._results = results[: len(batch.write_slots)]
+        self._write_sequences = torch.zeros_like(batch.write_slots)
+        self._wrapper = pages.library.BatchPrefillWithPagedKVCacheWrapper(
+            workspace,
+            NHD,
+            use_cuda_graph=True,
+            qo_indptr_buf=_int32s(num_sequences + 1, batch),
+            paged_kv_indptr_buf=_int32s(num_sequences + 1, batch),
+            paged_kv_indices_buf=torch.zeros_like(batch.page_indices),
+            paged_kv_last_page_len_buf=_int32s(num_sequences, batch),
+            backend=kernel,
+        )
+
+    def workspace_bytes(self) -> int:
+        """What FA2 needs of the workspace, whatever the batch's layout."""
+        needed, _ = self._wrapper.workspace_size(*self._arrays(self._batch.full), **self._options())
+        return int(needed)
+
+    def plan(self, layout: AttentionLayout) -> None:
+        """Take the index arrays of the next iteration. The first ones are of a full batch.
+
+        The layout's page numbers and write slots are on the device already (``FixedBatch``), its
+        other arrays in pinned memory that stays as it is until the device has copied it.
+        """
+        self._wrapper.plan(
+            *self._arrays(layout),
+            **self._options(),
+            # Given, or FlashInfer's Python would compute them element by element.
+            seq_lens=on_host(layout.kv_lengths),
+            max_token_per_sequence=self._batch.rows_per_sequence,
+        )
+
+    def write(self, k_new: Tensor, v_new: Tensor, layer: int) -> None:
+        """Keep the K/V of every row; of those that fill up the batch on the scratch page."""
+        self._pages.append(k_new, v_new, layer, self._write_sequences, self._batch.write_slots)
+
+    def run(
+        self, q: Tensor, k_new: Tensor, v_new: Tensor, layer: int, *, head_rows_only: bool = False
+    ) -> Tensor:
+        """Keep the new K/V on their pages, then attend. There is no plan for some rows only."""
+        assert not head_rows_only, "every row of a fixed batch is a head row"
+        self.write(k_new, v_new, layer)
+        pages = self._pages
+        # Padded, the layer as a whole: it is a golden model's, and small.
+        cache = pages.widened(pages.pool.layers_and_scratch[layer])
+        queries = pages.widened(q)[: self._num_queries]
+        self._wrapper.run(queries, cache, out=self._results[: self._num_queries])
+        return self._results[:, :, : pages.head_dim].flatten(1)
+
+    def _arrays(self, layout: AttentionLayout) -> tuple[Tensor, ...]:
+        return (
+            on_host(layout.qo_indptr),
+            on_host(layout.kv_page_indptr),
+            self._batch.page_indices[: len(layout.kv_page_indices)],
+            on_host(layout.kv_last_page_lengths),
+        )
+
+    def _options(self) -> dict[str, Any]:
+        return {"page_size": PAGE_TOKENS, **self._pages.problem}
+
+
+def _int32s(number: int, batch: FixedBatch) -> Tensor:
+    return torch.zeros(number, dtype=torch.int32, device=batch.write_slots.device)

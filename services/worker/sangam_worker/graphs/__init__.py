@@ -1,0 +1,1 @@
+"""Decode-only iterations as CUDA graphs: buckets, static batches, capture and replay."""

@@ -1,0 +1,65 @@
+"""Captures what was issued to the device once, to be issued again in one call.
+
+A seam: tests put something in its place that runs the same code again. Called by ``runner``.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+Replay = Callable[[], None]
+"""Issues what was captured again, on the current stream: the same work on the same memory."""
+
+
+class Capture(Protocol):
+    """Makes replays."""
+
+    def __call__(self, run: Callable[[], None]) -> Replay:
+        """Take what ``run`` issues. It may run more than once meanwhile, or not at all."""
+        ...
+
+    @property
+    def taken_bytes(self) -> int:
+        """Memory of the device that is gone since this was made, for whatever reason."""
+        ...
+
+
+class CudaCapture:
+    """CUDA graphs that share one pool of memory.
+
+    Whatever is captured may use the memory of what was captured before, so that results are valid
+    until the next replay of any, and the largest is to be captured first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._free_bytes = self._measure_free_bytes()
+
+    def __call__(self, run: Callable[[], None]) -> Replay:
+        """Run it once, so that kernels are loaded and libraries have their memory; then capture."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            run()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads' calls (a probe of the driver, say) do not matter to the capture.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            run()
+        return graph.replay
+
+    @property
+    def taken_bytes(self) -> int:
+        """See ``Capture``."""
+        return self._free_bytes - self._measure_free_bytes()
+
+    def _measure_free_bytes(self) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        return int(free_bytes)
