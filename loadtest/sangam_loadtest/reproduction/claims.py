@@ -275,10 +275,18 @@ def _batching(results: Results) -> Iterator[Finding]:
             f"About 3x the rate of batch-1 serving ({pair[0]}, {pair[1]})",
             "about 3x",
             f"{best:.1f} requests/s at a mean of {MEAN_BOUNDS[pair]:g} s: " + ", ".join(texts),
-            f"{HOLDS} against the same engine"
-            if factors and _ABOUT_THREE[0] <= factors[0] <= _ABOUT_THREE[1]
-            else FAILS,
+            about_three(factors),
         )
+
+
+def about_three(factors: list[float]) -> str:
+    """The paper's batch-1 server is not known: the same engine and the public loop bound it."""
+    low, high = _ABOUT_THREE
+    if factors and low <= factors[0] <= high:
+        return f"{HOLDS} against the same engine"
+    if factors and min(factors) < low and max(factors) > high:
+        return f"{PARTLY}: between the two"
+    return FAILS
 
 
 _CLAIMS: tuple[Callable[[Results], Iterator[Finding]], ...] = (

@@ -140,7 +140,7 @@ POLICY_RATES: dict[tuple[str, str], tuple[float, ...]] = {
 """A moderate load and two high ones."""
 
 
-WINNER = "C: B, 40 blocks a decoder"
+WINNER = "C: B, 20 blocks a decoder"
 OTHER_COMMITS = {LLADA: (1.5, 1.9), DREAM: (1.2, 1.4)}
 
 
@@ -155,9 +155,9 @@ def variants(model: str, trace: str) -> Iterator[Trial]:
     yield replace(base, label=f"{HYBRID}, Algorithm 2")
     yield replace(small, label="A: 5P3C, tau 2048 on prefill workers")
     yield replace(delay, label="B: A, overflow by predicted delay")
-    yield replace(delay, label=WINNER, max_blocks_per_decoder=40)
-    yield replace(delay, label="D: B, 32 blocks a decoder", max_blocks_per_decoder=32)
-    yield replace(small, label="A, 40 blocks a decoder", max_blocks_per_decoder=40)
+    yield replace(delay, label=WINNER, max_blocks_per_decoder=20)
+    yield replace(delay, label="D: B, 16 blocks a decoder", max_blocks_per_decoder=16)
+    yield replace(small, label="A, 20 blocks a decoder", max_blocks_per_decoder=20)
     yield replace(base, label=f"{HYBRID}, adaptive tau", admission=ADAPTIVE)
     yield replace(base, split=COLOCATED, label=f"{COLOCATED}, adaptive tau", admission=ADAPTIVE)
     yield replace(base, split=COLOCATED, label=f"{COLOCATED}, decode-aware", placement=DECODE_AWARE)

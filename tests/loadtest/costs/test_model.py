@@ -2,7 +2,7 @@
 
 import time
 import timeit
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -32,6 +32,20 @@ batches = st.builds(
 )
 
 
+def a_batch_of(decode_keys: list[int], prefill_rows: list[int], num_masks: int) -> PassBatch:
+    """Blocks of 32 rows over so many keys each, prefills, and so many masks in every one."""
+    return PassBatch(
+        num_decodes=len(decode_keys),
+        decode_rows=32 * len(decode_keys),
+        decode_keys=sum(decode_keys),
+        decode_row_keys=32 * sum(decode_keys),
+        num_prefills=len(prefill_rows),
+        prefill_rows=sum(prefill_rows),
+        prefill_square_rows=sum(rows * rows for rows in prefill_rows),
+        head_rows=num_masks * (len(decode_keys) + len(prefill_rows)),
+    )
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 @given(batch=batches)
 def test_seconds_are_the_sum_of_the_operators(system: str, batch: PassBatch) -> None:
@@ -41,14 +55,37 @@ def test_seconds_are_the_sum_of_the_operators(system: str, batch: PassBatch) -> 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("model", MODELS)
-@given(batch=batches, field=st.sampled_from(fields(PassBatch)), more=st.integers(1, 10_000))
+@given(
+    decode_keys=st.lists(st.integers(32, 8_000), max_size=64),
+    prefill_rows=st.lists(st.integers(32, 8_000), max_size=4),
+    change=st.sampled_from(["decode", "prefill", "keys", "rows", "masks"]),
+    more=st.integers(32, 8_000),
+    num_masks=st.integers(0, 31),
+)
 def test_more_of_anything_never_takes_less(
-    model: str, system: str, batch: PassBatch, field: object, more: int
+    model: str,
+    system: str,
+    decode_keys: list[int],
+    prefill_rows: list[int],
+    change: str,
+    more: int,
+    num_masks: int,
 ) -> None:
+    """Another block or prefill, a longer one, another mask in each."""
     costs = cost_model("h100", model, system)
-    name = field.name  # type: ignore[attr-defined]
-    larger = replace(batch, **{name: getattr(batch, name) + more})
-    assert costs.seconds(larger) >= costs.seconds(batch) * (1 - 1e-12)
+    before = a_batch_of(decode_keys, prefill_rows, num_masks)
+    if change == "decode":
+        decode_keys = [*decode_keys, more]
+    elif change == "prefill":
+        prefill_rows = [*prefill_rows, more]
+    elif change == "keys":
+        decode_keys = [keys + more for keys in decode_keys]
+    elif change == "rows":
+        prefill_rows = [rows + more for rows in prefill_rows]
+    else:
+        num_masks += 1
+    after = a_batch_of(decode_keys, prefill_rows, num_masks)
+    assert costs.seconds(after) >= costs.seconds(before) * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("model", MODELS)

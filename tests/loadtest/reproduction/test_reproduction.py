@@ -13,6 +13,7 @@ from sangam_loadtest.reproduction.claims import (
     FAILS,
     HOLDS,
     PARTLY,
+    about_three,
     findings,
     first_by_saturation,
     mode_curve,
@@ -223,3 +224,19 @@ def test_every_pair_has_a_curve_of_each_mode() -> None:
                 where=lambda t: t.quantization == "bf16",
             )
             assert len(curve.points) >= 6
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdict"),
+    [
+        ([3.1, 14.0], f"{HOLDS} against the same engine"),
+        ([2.3, 6.6], f"{PARTLY}: between the two"),
+        ([2.3], FAILS),
+        ([6.6, 9.0], FAILS),
+        ([], FAILS),
+    ],
+)
+def test_three_times_batch_one_is_held_against_both_baselines(
+    factors: list[float], verdict: str
+) -> None:
+    assert about_three(factors) == verdict
