@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
+.PHONY: help install up chat check format test test-fast test-gpu test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,12 @@ test: $(STAMP) ## every test: unit, property, golden, integration with real proc
 
 test-fast: $(STAMP) ## the tests that start no processes
 	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
+
+GPU_TESTS ?= tests/gpu
+
+test-gpu: ## the tests that need a GPU, with PYTHON as it is; fails where there is none (GPU_TESTS='tests/gpu -k graphs')
+	PYTHONPATH=services/core:services/router:services/worker:loadtest:. $(RUN_ENV) \
+		$(PYTHON) -m pytest --confcutdir=tests/gpu --require-gpu $(GPU_TESTS)
 
 test-cluster: $(STAMP) ## the cluster tests: on KUBECONFIG's cluster, or on one that it brings up
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/cluster/run $(abspath $(BIN))/python

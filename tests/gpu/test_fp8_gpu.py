@@ -207,7 +207,7 @@ def test_replays_are_as_near_to_float32_as_eager_passes(name: str, tmp_path: Pat
 
 
 def test_a_large_model_is_rounded_as_it_is_read() -> None:
-    """LLaDA-8B's layers in 8 bits, 6.4 GB, and a matrix beside them, never the 16 GB of bf16."""
+    """LLaDA-8B's layers in 8 bits, 7.0 GB, and a matrix beside them, never the 16 GB of bf16."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -216,7 +216,7 @@ def test_a_large_model_is_rounded_as_it_is_read() -> None:
     )
     kept = torch.cuda.memory_allocated() - before
     peak = torch.cuda.max_memory_allocated() - before
-    assert 8.4e9 < kept < 8.9e9
+    assert 9.0e9 < kept < 9.4e9
     assert peak - kept < 1.3e9  # the embedding, as it is drawn
     del engine
 

@@ -255,6 +255,24 @@ def test_a_launch_returns_while_the_device_is_busy() -> None:
     assert behind.query()
 
 
+@pytest.mark.parametrize("buckets", [(1, 2, 4, 8), ()])
+def test_a_launch_that_fails_leaves_nothing_running(buckets: Sequence[int]) -> None:
+    """Its pages are others' then, and transfers write to them on streams of their own."""
+    engine = an_engine(buckets=buckets)
+    decodes = prefilled(engine, num_blocks=2)
+    engine.execute(a_plan(*decodes))
+    busy = torch.randn(8192, 8192, device="cuda").to(BFLOAT16)
+    torch.cuda.synchronize()
+    for _ in range(40):
+        busy = (busy @ busy).div_(90)
+    behind = torch.cuda.Event()
+    behind.record()
+    object.__setattr__(decodes[1], "decoding", None)  # the sampler fails, behind the pass
+    with pytest.raises(AttributeError):
+        engine.launch(a_plan(*decodes))
+    assert behind.query()
+
+
 def test_the_device_s_own_time_is_known() -> None:
     engine = an_engine()
     decodes = prefilled(engine, num_blocks=5)

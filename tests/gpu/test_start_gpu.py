@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import structlog
 import torch
+from pydantic import SecretStr
 from structlog.testing import capture_logs
-from tests.worker.harness import a_settings
 from tests.worker.test_weights_memory import read_apart, written
 
 from sangam_core.errors import ConfigurationError
 from sangam_worker.gpu import CudaGpu
 from sangam_worker.progress import SILENT
+from sangam_worker.settings import WorkerSettings
 from sangam_worker.sizing import config_of, largest_iteration
 from sangam_worker.start import GpuStart, needs_of, start_engine
 from sangam_worker.warm_up import WarmUps
@@ -28,6 +29,12 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda:0")
+
+
+def gpu_settings(**changes: Any) -> WorkerSettings:
+    return WorkerSettings(internal_token=SecretStr("t"), device="cuda:0", **changes)
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "random:llada-8b": {},
     "random:dream-7b": {"max_sequence_tokens": 4096},
@@ -50,10 +57,9 @@ def said() -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("model", SHAPES)
 def test_a_start_takes_no_more_than_it_estimated(model: str, said: list[Any]) -> None:
-    settings = a_settings(
-        device="cuda:0", model=model, gpu_memory_utilization=0.6, kv_transport="gloo"
+    settings = gpu_settings(
+        model=model, gpu_memory_utilization=0.6, kv_transport="gloo", **SHAPES[model]
     )
-    settings = settings.model_copy(update=SHAPES[model])
     engine = start_engine(settings, SILENT)
     line = next(each for each in said if each["event"].startswith("GPU memory"))
     assert [each for each in said if each["log_level"] == "warning"] == [], line
@@ -71,7 +77,7 @@ def test_a_start_takes_no_more_than_it_estimated(model: str, said: list[Any]) ->
 
 
 def test_what_cannot_fit_is_refused_before_weights_are_made() -> None:
-    settings = a_settings(device="cuda:0", model="random:llada-8b", gpu_memory_utilization=0.05)
+    settings = gpu_settings(model="random:llada-8b", gpu_memory_utilization=0.05)
     before = torch.cuda.memory_allocated(DEVICE)
     with pytest.raises(ConfigurationError, match="SANGAM_GPU_MEMORY_UTILIZATION"):
         GpuStart(settings, config_of(settings), CudaGpu(DEVICE), SILENT)

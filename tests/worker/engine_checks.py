@@ -13,9 +13,7 @@ from random import Random
 from typing import Any
 
 import torch
-from tests.worker.case_client import Place, run_case
 from tests.worker.checkpoints import DREAM, GOLDEN, LLADA, dream_config, llada_config
-from tests.worker.harness import a_client, a_worker
 from tests.worker.requests import a_pass, a_plan, random_cases
 from tests.worker.restarts import blocks_of, run_block, told
 from torch import Tensor
@@ -23,7 +21,7 @@ from torch import Tensor
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.engine import Engine
 from sangam_worker.plan import Pass, Plan
-from sangam_worker.verify import Case, read_cases, run_cases
+from sangam_worker.verify import Case, read_cases
 from sangam_worker.verify.drive import Site
 from sangam_worker.verify.forcing import ForcedEngine, Tally, force_cases
 from sangam_worker.verify.reference import ROW_LIMIT, Reference, row_errors
@@ -151,6 +149,19 @@ def check_logits(kind: EngineKind, model: Path) -> float:
     return largest
 
 
+def check_two_agree(one: EngineKind, other: EngineKind, model: Path) -> None:
+    """Two ways to compute in one number format: each a draw of its errors."""
+    reference, first = a_pair(one, model)
+    second = other.engine(model)
+    config = first.model_config
+    for plan in some_plans(config.family, config.vocab_size):
+        _, deviations = reference.expected(plan)
+        for got in logits_of(reference, second, plan):
+            wanted = reference.candidates(first.forward(plan), plan)
+            errors = row_errors(got, wanted)
+            assert (errors <= 2**0.5 * ROW_LIMIT * deviations).all(), (errors, deviations)
+
+
 def a_pair(kind: EngineKind, model: Path) -> tuple[Reference, Engine]:
     return Reference(model, kind.number_format, TOTAL_PAGES), kind.engine(model)
 
@@ -244,23 +255,6 @@ def check_restarts_continue(kind: EngineKind, model: Path) -> None:
             assert told(resumed) == told(block.passes[step:]), (case.id, step)
             num_restarts += step > 0
     assert num_restarts > 5
-
-
-async def check_a_worker_serves(kind: EngineKind, family: str) -> None:
-    """A worker gives over its API what its engine gives without one.
-
-    One request at a time: the same passes, so the same bits.
-    """
-    cases = golden_cases(family)[:4]
-    engine = kind.engine(cases[0].model)
-    driven = {ran.case.id: ran.output_ids for ran in run_cases(cases, engine)}
-    served: dict[str, tuple[int, ...]] = {}
-    async with a_worker(kind.engine(cases[0].model)) as worker, a_client() as client:  # type: ignore[arg-type]
-        place = Place(client.http, worker.url)
-        for case in cases:
-            served[case.id] = await run_case(case, place)
-        await client.becomes_idle(worker)
-    assert served == driven
 
 
 @contextlib.contextmanager

@@ -19,18 +19,20 @@ from sangam_worker.flashinfer_kernels import wanted
 
 
 def names_asked_for(head_dims: tuple[int, ...]) -> set[str]:
-    """The attention kernels of some passes on both backends, paged and ragged."""
+    """The attention kernels of some passes on both backends: paged, ragged, for graphs."""
     asked: set[str] = set()
 
     def module(backend: str, *args: Any) -> on_cpu.AttentionKernels:
         asked.add(gen_batch_prefill_module(backend, *args).name)
-        return on_cpu.AttentionKernels()
+        return on_cpu.AttentionKernels(backend)
 
     on_cpu.stand_in()
     prefill.get_batch_prefill_module = module
     for head_dim in head_dims:
         for seed in range(6):
             on_cpu.check_attention(head_dim, 4, 4, seed)
+    for seed in range(2):
+        on_cpu.check_fixed_attention(4, 4, seed)
     return asked
 
 

@@ -21,6 +21,11 @@ class LiveMemory(TorchDispatchMode):
         self._alive = WeakIdKeyDictionary()
         self.peak_bytes = 0
 
+    @property
+    def alive_bytes(self) -> int:
+        """What is alive now."""
+        return sum(self._alive.values())
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -42,5 +47,5 @@ class LiveMemory(TorchDispatchMode):
                 storage = each.untyped_storage()
                 if storage not in self._alive:
                     self._alive[storage] = storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, sum(self._alive.values()))
+        self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
         return result

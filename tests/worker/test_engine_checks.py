@@ -23,17 +23,18 @@ from tests.worker.checkpoints import write_checkpoint
 from tests.worker.engine_checks import (
     MODELS,
     EngineKind,
-    check_a_worker_serves,
     check_golden_states,
     check_logits,
     check_other_pages_are_untouched,
     check_packed_is_as_single,
     check_restarts_continue,
     check_runs_repeat,
+    check_two_agree,
     fails,
 )
 from tests.worker.flashinfer_fake import FakeFlashInfer
 from tests.worker.graph_fake import EagerCapture
+from tests.worker.serving_checks import check_a_worker_serves
 
 from sangam_worker.attention.flashinfer_backend import FlashInferAttention
 from sangam_worker.engine import Engine
@@ -124,6 +125,11 @@ def test_right_engines_pass(
     check(KINDS[kind], model_at(name, tmp_path))
 
 
+@pytest.mark.parametrize("name", ["llada-64", "dream-128"])
+def test_flashinfer_agrees_with_torch(name: str, tmp_path: Path) -> None:
+    check_two_agree(KINDS["bfloat16"], KINDS["graphs"], model_at(name, tmp_path))
+
+
 @pytest.mark.parametrize("kind", ["float32", "graphs"])
 async def test_a_worker_serves_what_its_engine_gives(kind: str) -> None:
     await check_a_worker_serves(KINDS[kind], "llada")
@@ -163,6 +169,12 @@ def test_wrong_logits_are_noticed(check: Any, mistake: Any, tmp_path: Path) -> N
             broken(mistake),
             "llada" if check is check_golden_states else model_at("dream-tiny", tmp_path),
         )
+
+
+@pytest.mark.parametrize("mistake", [another_page, short_last_page, ShiftedRope])
+def test_two_that_do_not_agree_are_noticed(mistake: Any, tmp_path: Path) -> None:
+    with fails():
+        check_two_agree(KINDS["bfloat16"], broken(mistake), model_at("dream-128", tmp_path))
 
 
 @pytest.mark.parametrize(

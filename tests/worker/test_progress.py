@@ -1,6 +1,8 @@
 """What is said of long work: how often, and in which form."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,19 @@ def test_no_terminal_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", io.StringIO())
     assert isinstance(reports_for("console"), LoggedReports)
     assert isinstance(reports_for("json"), LoggedReports)
+
+
+def test_an_engine_starts_without_rich_and_without_what_serves_it() -> None:
+    """As on a machine that only runs the GPU benchmarks and tests."""
+    absent = ("rich", "aiohttp", "fastapi", "prometheus_client", "redis", "uvicorn")
+    code = (
+        f"import sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
+        "import sangam_worker.start, sangam_worker.engine_loading"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 class Sums(NoReports):

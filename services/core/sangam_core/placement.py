@@ -6,7 +6,7 @@ simulator asks the same functions.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -53,6 +53,10 @@ class WorkerLoad:
     total_pages: int
     is_draining: bool = False
     num_blocks: int = 0
+
+
+_outstanding_prefill_tokens = attrgetter("outstanding_prefill_tokens")
+_free_pages = attrgetter("free_pages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +132,16 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
 
 def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
     """Choose the worker that decodes a prefilled block: most free pages that hold it."""
-    able = with_pages(fleet.workers, demand.num_pages)
-    prefill_only = Role.PREFILL
-    decoding = [w for w in able if w.role is not prefill_only and not w.is_draining]
-    return first(decoding, demand, lambda worker: -worker.free_pages)
+    num_pages, prefill_only = demand.num_pages, Role.PREFILL
+    able = [
+        worker
+        for worker in fleet.workers
+        if worker.free_pages >= num_pages
+        and worker.role is not prefill_only
+        and not worker.is_draining
+    ]
+    free = list(map(_free_pages, able))
+    return _any_of(able, free, max(free, default=0), demand)
 
 
 def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | None = None) -> bool:
@@ -173,7 +183,7 @@ def with_pages(workers: Iterable[WorkerLoad], num_pages: int) -> list[WorkerLoad
 
 def least_loaded(workers: Iterable[WorkerLoad], demand: Demand) -> WorkerLoad | None:
     """The worker of the least o_w."""
-    return first(workers, demand, attrgetter("outstanding_prefill_tokens"))
+    return first(workers, demand, _outstanding_prefill_tokens)
 
 
 def first(
@@ -182,10 +192,17 @@ def first(
     """The worker of the least key. Ids are hashed among the ties only: a fleet is large."""
     able = list(workers)
     keys = list(map(key, able))
-    least = min(keys, default=0)
-    ties = [worker for worker, value in zip(able, keys, strict=True) if value == least]
-    if len(ties) <= 1:
-        return ties[0] if ties else None
+    return _any_of(able, keys, min(keys, default=0), demand)
+
+
+def _any_of(
+    workers: Sequence[WorkerLoad], keys: Sequence[float], best: float, demand: Demand
+) -> WorkerLoad | None:
+    """The worker whose key is the best one; of several, the one that the request's hash says."""
+    num_ties = keys.count(best)
+    if num_ties <= 1:
+        return workers[keys.index(best)] if num_ties else None
+    ties = [worker for worker, value in zip(workers, keys, strict=True) if value == best]
     break_tie = tie_breaker(demand.request_id)
     numbers = [break_tie(worker.worker_id) for worker in ties]
     return ties[numbers.index(min(numbers))]

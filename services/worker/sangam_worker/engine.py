@@ -27,7 +27,7 @@ from sangam_worker.models.transformer import Transformer
 from sangam_worker.packing import pack
 from sangam_worker.plan import Launched, Outcome, Plan
 from sangam_worker.sampling.greedy import greedy_kernel
-from sangam_worker.sampling.sampler import Sampler
+from sangam_worker.sampling.sampler import Proposals, Sampler
 from sangam_worker.uploads import sent_together
 
 
@@ -106,6 +106,7 @@ class Engine:
         """Hand an iteration to the device, without waiting for it.
 
         The one before must have come to its outcome: memory that iterations share is free then.
+        When this raises, the device does nothing of it any more.
         """
         if self.kv_pool.device.type == "cpu":
             return HostIteration(partial(self._launch, plan))
@@ -115,16 +116,24 @@ class Engine:
     def _launch(self, plan: Plan) -> Launched:
         self._claim_thread()
         span = DeviceSpan(self.kv_pool.device)
+        try:
+            proposals = self._propose(plan, span)
+        except Exception:
+            # What was handed over still runs, on pages that are others' once this is known.
+            span.settle()
+            raise
+        span.end()
+        return LaunchedIteration(plan.iteration, proposals, span)
+
+    def _propose(self, plan: Plan, span: DeviceSpan) -> Proposals:
+        """The pass, from its graph if it has one, and the sampling behind it."""
         prepared = None if self._graphs is None else self._graphs.prepare(plan.passes)
         if prepared is not None:
             span.begin()
-            proposals = self._sampler.launch(prepared.replay(), plan.passes, prepared.at)
-        else:
-            run = self._prepare(plan)
-            span.begin()
-            proposals = self._sampler.launch(run(), plan.passes)
-        span.end()
-        return LaunchedIteration(plan.iteration, proposals, span)
+            return self._sampler.launch(prepared.replay(), plan.passes, prepared.at)
+        run = self._prepare(plan)
+        span.begin()
+        return self._sampler.launch(run(), plan.passes)
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:

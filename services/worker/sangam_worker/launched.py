@@ -5,6 +5,7 @@ held by ``loop`` until it asks for the outcome.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -37,6 +38,12 @@ class DeviceSpan:
         """Until the device has done everything."""
         if self._events is not None:
             self._events[1].synchronize()
+
+    def settle(self) -> None:
+        """Until the device has done what it was given, when no more of it is to come."""
+        with suppress(RuntimeError):  # a device that has failed does nothing any more
+            self.end()
+            self.wait()
 
     @property
     def seconds(self) -> float | None:

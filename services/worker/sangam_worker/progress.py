@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 log = structlog.get_logger(__name__)
 
@@ -59,14 +60,21 @@ class LoggedReports:
 
 
 class ShownReports:
-    """A bar on a terminal for each task; it goes when the task has ended."""
+    """A bar on a terminal for each task; it goes when the task has ended.
 
-    def __init__(self, console: Console | None = None) -> None:
+    Needs rich, which what loads an engine without a worker around it may lack.
+    """
+
+    def __init__(self, console: "Console | None" = None) -> None:
+        from rich.console import Console
+
         self._console = console or Console(stderr=True)
 
     @contextmanager
     def task(self, what: str, total: float, unit: str) -> Iterator[Advance]:
         """See ``Reports``."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

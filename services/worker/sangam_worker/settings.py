@@ -53,8 +53,8 @@ class WorkerSettings(ServiceSettings):
 
     quantization: Literal["none", "fp8"] = "none"
     """``fp8``: the layers' products in 8 bits (e4m3, one scale a row), for GPUs from Ada and Hopper
-    on: faster passes and half the weights' memory, for answers that differ (README, FP8). A CPU
-    computes the same rounding, and gains nothing. Workers of a fleet may differ in it."""
+    on: faster passes and two fifths less memory for weights, for answers that differ (README, FP8).
+    A CPU computes the same rounding, and gains nothing. Workers of a fleet may differ in it."""
 
     cuda_graphs: bool = True
     """Whether iterations of decodes alone are replayed as CUDA graphs, captured at the start: a

@@ -14,6 +14,7 @@ from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.models import llada
 from sangam_worker.models.config import model_config
 from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.rope import FIRST_ROWS
 from sangam_worker.models.tensor_names import slots_of
 from sangam_worker.sampling.candidates import ROWS_AT_ONCE
 from sangam_worker.settings import DEFAULT_TOTAL_PAGES, WorkerSettings
@@ -92,12 +93,12 @@ def bytes_per_page(config: ModelConfig, number_format: str) -> int:
 
 
 def weight_bytes(config: ModelConfig, number_format: str, *, is_fp8: bool = False) -> int:
-    """Bytes of the model's tensors and of its table of rotations.
+    """Bytes of the model's tensors.
 
     Args:
         is_fp8: the layers' matrices take one byte an entry and a float32 scale a row.
     """
-    total = 2 * 4 * config.max_sequence_tokens * config.head_dim
+    total = 0
     for slot in slots_of(config, llada.TENSOR_NAMES).values():  # any names do for shapes
         entries = math.prod(slot.shape)
         if is_fp8 and slot.layer is not None and len(slot.shape) == 2:
@@ -123,13 +124,24 @@ def largest_iteration(settings: WorkerSettings, config: ModelConfig) -> LargestI
 
 
 def activation_bytes(config: ModelConfig, iteration: LargestIteration, number_format: str) -> int:
-    """Memory that an eager iteration of this size takes while it runs, workspaces included."""
+    """Memory that an eager iteration of this size takes while it runs.
+
+    With it what grows once and stays: the table of rotations, workspaces, libraries.
+    """
     rows = iteration.num_rows * _bytes_per_row(config, number_format)
     logits = iteration.num_head_rows * config.vocab_size * NUMBER_BYTES[number_format]
     drawn = min(ROWS_AT_ONCE, iteration.num_head_rows) * config.vocab_size * _DRAWN_ENTRY_BYTES
     # The layers' tensors are gone when the head's come.
     peak = max(rows, iteration.num_rows * 4 * config.hidden_size + logits + drawn)
-    return int(peak * _ROUNDING) + FIXED_BYTES
+    return int(peak * _ROUNDING) + rotation_bytes(config) + FIXED_BYTES
+
+
+def rotation_bytes(config: ModelConfig) -> int:
+    """Tables of rotations up to the longest sequence: cos and half a sin, and both in one.
+
+    In float32, as LLaDA has them; the torch operators that FlashInfer's keep have a first table.
+    """
+    return 10 * config.head_dim * (config.max_sequence_tokens + FIRST_ROWS)
 
 
 def graph_bytes(config: ModelConfig, bucket_rows: list[int], number_format: str) -> int:

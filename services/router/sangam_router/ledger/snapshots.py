@@ -90,9 +90,11 @@ class SnapshotReader:
         leases: dict[str, WorkerLease] = {}
         incompatible: list[WorkerLease] = []
         seen: dict[str, WorkerLease] = {}
-        for start in range(_NUM_HEAD_VALUES, len(reply), _NUM_WORKER_VALUES):
-            worker_id, epoch, draining, load, pages = reply[start : start + _NUM_WORKER_VALUES]
-            lease = await self._lease(worker_id, epoch, is_draining=draining == "1")
+        values = [iter(reply[_NUM_HEAD_VALUES:])] * _NUM_WORKER_VALUES
+        for worker_id, epoch, draining, load, pages in zip(*values, strict=True):
+            lease = self._leases.get(worker_id)
+            if lease is None or (lease.epoch, lease.is_draining) != (epoch, draining == "1"):
+                lease = await self._read_anew(worker_id, epoch)
             if lease is None:
                 continue
             seen[worker_id] = lease
@@ -122,12 +124,10 @@ class SnapshotReader:
             taken_at_seconds=taken_at_seconds,
         )
 
-    async def _lease(self, worker_id: str, epoch: str, *, is_draining: bool) -> WorkerLease | None:
-        """The lease as last read, or read again; None where it is torn or has just changed."""
-        known = self._leases.get(worker_id)
-        if known is None or known.epoch != epoch or known.is_draining != is_draining:
-            known = WorkerLease.from_fields(await self._read_lease(worker_id))
-        return known if known is not None and known.epoch == epoch else None
+    async def _read_anew(self, worker_id: str, epoch: str) -> WorkerLease | None:
+        """The lease as it is now; None where it is torn or has just changed."""
+        lease = WorkerLease.from_fields(await self._read_lease(worker_id))
+        return lease if lease is not None and lease.epoch == epoch else None
 
 
 def _num_blocks(blocks: Mapping[str, str], worker_id: str, epoch: str) -> int:

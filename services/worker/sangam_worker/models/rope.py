@@ -8,7 +8,8 @@ from torch import Tensor
 
 from sangam_worker.models.description import ModelConfig
 
-_FIRST_ROWS = 4096
+FIRST_ROWS = 4096
+"""Positions that are there from the start."""
 
 
 class RotaryTable:
@@ -18,7 +19,7 @@ class RotaryTable:
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float()
         self._inverse = 1.0 / (config.rope_theta ** (exponents / config.head_dim))
         self._dtype, self._device = dtype, device
-        self._fill(_FIRST_ROWS)
+        self._fill(FIRST_ROWS)
 
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos ``[rows, 1, head_dim]`` and sin ``[rows, 1, head_dim / 2]`` of positions."""

@@ -34,16 +34,6 @@ class Link:
         self._given_up = threading.Event()
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether whoever waits is to stop."""
-        return self._given_up.is_set()
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the communicator is gone."""
-        return self._communicator is None
-
-    @property
     def communicator(self) -> Communicator:
         """To make calls with, inside ``call``. ``TransferError`` once it has ended."""
         if (communicator := self._communicator) is None:
