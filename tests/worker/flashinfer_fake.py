@@ -5,6 +5,7 @@ supported dimensions) besides what its Python code refuses. Every call is record
 can bind it against the installed release's signature.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -59,7 +60,39 @@ class FakeFlashInfer:
 # Parameters below are the real ones' by name, order and default (a test compares them).
 
 
-class _Paged:
+class _Wrapper:
+    """What both wrappers do alike: record each call, and keep what a plan says of the numbers."""
+
+    name: str
+    _plan: Callable[..., None]
+    _run: Callable[..., Tensor]
+
+    def _start(
+        self, fake: FakeFlashInfer, workspace: Tensor, kv_layout: str, **options: Any
+    ) -> None:
+        self._fake, self._workspace, self._backend = fake, workspace, options["backend"]
+        fake.record(f"{self.name}.__init__", workspace, kv_layout, **options)
+        _check_workspace(workspace, self._backend)
+        assert kv_layout == "NHD"
+
+    def plan(self, *args: Any, **kwargs: Any) -> None:
+        self._fake.record(f"{self.name}.plan", *args, **kwargs)
+        self._plan(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._fake.record(f"{self.name}.run", *args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _keep(
+        self, heads: tuple[int, int, int], causal: bool, sm_scale: float | None, q: Any, kv: Any
+    ) -> None:
+        _check_heads(*heads)
+        self._heads, self._causal = heads, causal
+        self._scale = heads[2] ** -0.5 if sm_scale is None else sm_scale
+        self._dtypes = q, q if kv is None else kv
+
+
+class _Paged(_Wrapper):
     name = "BatchPrefillWithPagedKVCacheWrapper"
 
     def __init__(
@@ -75,7 +108,6 @@ class _Paged:
         *,
         backend: str = "auto",
     ) -> None:
-        self._fake = fake
         buffers = {
             "qo_indptr_buf": qo_indptr_buf,
             "paged_kv_indptr_buf": paged_kv_indptr_buf,
@@ -83,12 +115,7 @@ class _Paged:
             "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
         }
         options = {"use_cuda_graph": True, **buffers} if use_cuda_graph else {}
-        fake.record(
-            f"{self.name}.__init__", float_workspace_buffer, kv_layout, backend=backend, **options
-        )
-        _check_workspace(float_workspace_buffer, backend)
-        assert kv_layout == "NHD"
-        self._workspace, self._backend = float_workspace_buffer, backend
+        self._start(fake, float_workspace_buffer, kv_layout, backend=backend, **options)
         self._buffers: list[Tensor] | None = None
         if use_cuda_graph:
             given = [each for each in buffers.values() if each is not None]
@@ -99,17 +126,9 @@ class _Paged:
             assert qo == kv == last + 1
             self._buffers, self._batch_size, self._most_rows = given, last, None
 
-    def plan(self, *args: Any, **kwargs: Any) -> None:
-        self._fake.record(f"{self.name}.plan", *args, **kwargs)
-        self._plan(*args, **kwargs)
-
     def workspace_size(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         self._fake.record(f"{self.name}.workspace_size", *args, **kwargs)
         return self._workspace_size(*args, **kwargs)
-
-    def run(self, *args: Any, **kwargs: Any) -> Tensor:
-        self._fake.record(f"{self.name}.run", *args, **kwargs)
-        return self._run(*args, **kwargs)
 
     def _workspace_size(
         self,
@@ -179,15 +198,13 @@ class _Paged:
                 rows = torch.tensor([0] * batch_size + [self._most_rows])
                 needed_bytes, _ = self._workspace_size(rows, *[rows] * 3, *heads, page_size)
                 assert len(self._workspace) >= needed_bytes, "Buffer overflow: batch_prefill_tmp_v"
-        _check_heads(num_qo_heads, num_kv_heads, head_dim_qk)
+        heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        self._keep(heads, causal, sm_scale, q_data_type, kv_data_type)
         self._qo_indptr = qo_indptr.tolist()
         self._kv_indptr = paged_kv_indptr.tolist()
         self._kv_indices = paged_kv_indices  # on the device already: not copied
         self._last_page_len = paged_kv_last_page_len.tolist()
-        self._page_size, self._causal = page_size, causal
-        self._heads = (num_qo_heads, num_kv_heads, head_dim_qk)
-        self._scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
-        self._dtypes = q_data_type, q_data_type if kv_data_type is None else kv_data_type
+        self._page_size = page_size
         self._fake.planned.append(
             {
                 "kind": "paged",
@@ -239,7 +256,7 @@ class _Paged:
         return out
 
 
-class _Ragged:
+class _Ragged(_Wrapper):
     name = "BatchPrefillWithRaggedKVCacheWrapper"
 
     def __init__(
@@ -250,18 +267,7 @@ class _Ragged:
         *,
         backend: str = "auto",
     ) -> None:
-        self._fake = fake
-        fake.record(f"{self.name}.__init__", float_workspace_buffer, kv_layout, backend=backend)
-        _check_workspace(float_workspace_buffer, backend)
-        assert kv_layout == "NHD"
-
-    def plan(self, *args: Any, **kwargs: Any) -> None:
-        self._fake.record(f"{self.name}.plan", *args, **kwargs)
-        self._plan(*args, **kwargs)
-
-    def run(self, *args: Any, **kwargs: Any) -> Tensor:
-        self._fake.record(f"{self.name}.run", *args, **kwargs)
-        return self._run(*args, **kwargs)
+        self._start(fake, float_workspace_buffer, kv_layout, backend=backend)
 
     def _plan(
         self,
@@ -280,11 +286,9 @@ class _Ragged:
             _check_indices(each)
             _check_indptr(each)
         assert len(qo_indptr) == len(kv_indptr)
-        _check_heads(num_qo_heads, num_kv_heads, head_dim_qk)
+        heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        self._keep(heads, causal, sm_scale, q_data_type, kv_data_type)
         self._qo_indptr, self._kv_indptr = qo_indptr.tolist(), kv_indptr.tolist()
-        self._heads, self._causal = (num_qo_heads, num_kv_heads, head_dim_qk), causal
-        self._scale = head_dim_qk**-0.5 if sm_scale is None else sm_scale
-        self._dtypes = q_data_type, q_data_type if kv_data_type is None else kv_data_type
         self._fake.planned.append(
             {"kind": "ragged", "qo_indptr": self._qo_indptr, "kv_indptr": self._kv_indptr}
         )
