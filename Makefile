@@ -69,7 +69,7 @@ test-fast: $(STAMP) ## the tests that start no processes
 GPU_TESTS ?= tests/gpu
 
 test-gpu: ## the tests that need a GPU, with PYTHON as it is; fails where there is none (GPU_TESTS='tests/gpu -k graphs')
-	PYTHONPATH=services/core:services/router:services/worker:loadtest:. $(RUN_ENV) \
+	PYTHONPATH=services/core:services/router:services/worker:loadtest:.$${PYTHONPATH:+:$$PYTHONPATH} $(RUN_ENV) \
 		$(PYTHON) -m pytest --confcutdir=tests/gpu --require-gpu $(GPU_TESTS)
 
 test-cluster: $(STAMP) ## the cluster tests: on KUBECONFIG's cluster, or on one that it brings up
@@ -139,6 +139,7 @@ bench-gpu-serving: ## latency against rate on one GPU, batched and one at a time
 gpu-wheels: ## fetch what bench-gpu needs into wheels/, for a machine without a network (GPU_PYTHON=3.12)
 	$(PYTHON) -m pip download --disable-pip-version-check $(WHEEL_FLAGS) -d wheels \
 		-c constraints-gpu.txt -r loadtest/benchmarks/gpu/wheels.txt
+	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps -w wheels .
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch

@@ -34,7 +34,8 @@ class Bench:
 
     Args:
         models: the first one, a LLaDA, is the one for which one is enough.
-        tests: paths for pytest. kernels: attention backends that are set beside each other.
+        tests: pytest's arguments, for what needs no FlashInfer kernel and for all else.
+        kernels: attention backends that are set beside each other.
         found: the parts that were run, by name.
     """
 
@@ -43,7 +44,7 @@ class Bench:
         place: Place,
         models: Sequence[str],
         sizes: Sizes,
-        tests: list[str],
+        tests: Sequence[Sequence[str]],
         kernels: Sequence[str],
         found: Mapping[str, Record],
     ) -> None:
@@ -55,12 +56,13 @@ class Bench:
     def parts(self) -> list[Part]:
         """Every part, the most important first; what shares an engine in a row."""
         first, *others = self._models
-        tests = partial(run_tests, paths=self._tests)
+        early, late = (partial(run_tests, arguments=each) for each in self._tests)
         return [
             Part("ceilings", self._measure_ceilings, most_seconds=20),
+            Part("correctness without FlashInfer", early, most_seconds=150),
             *self._of_models("sampler", self._sampler, 20, needs_kernels=False),
             *self._of_models("products", self._products, 30, needs_kernels=False),
-            Part("correctness", tests, needs_kernels=True, least_seconds=5, most_seconds=110),
+            Part("correctness with FlashInfer", late, True, 5, 100),
             self._of_model("decodes", self._decodes, first, 45),
             self._of_model("cpu gap", self._gap, first, 20),
             self._of_model("batch 1 step", self._steps, first, 40),

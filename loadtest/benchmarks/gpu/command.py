@@ -23,6 +23,9 @@ from benchmarks.gpu.sizes import H200, TINY
 from benchmarks.gpu.supervised import GO_ON
 from benchmarks.gpu.written import write_files
 
+_FLASHINFER = "flashinfer or graphs or attention or start or fa2 or fa3 or replays"
+"""Words in the names of tests that need FlashInfer's kernels."""
+
 FA_KERNELS = ["flashinfer-fa2", "flashinfer-fa3"]
 
 
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = place_of(given)
 
     def parts(found: Found) -> list[Part]:
-        return Bench(place, given.models, sizes, given.tests, given.kernels, found).parts()
+        return Bench(place, given.models, sizes, _tests(given), given.kernels, found).parts()
 
     try:
         run = run_parts(given, parts, {})
@@ -45,6 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return finish(run)
 
 
+def _tests(given: argparse.Namespace) -> list[list[str]]:
+    """Pytest's arguments: first what needs no kernel that is compiled meanwhile, then the rest."""
+    common = [given.tests]
+    if given.device.startswith("cuda"):
+        common += ["--confcutdir=tests/gpu", "--require-gpu"]
+    return [[*common, "-k", f"not ({_FLASHINFER})"], [*common, "-k", _FLASHINFER]]
+
+
 def _parser() -> argparse.ArgumentParser:
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="bench-gpu", description=summary)
@@ -53,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "--models", nargs="+", default=list(MODELS), help="random:NAME or a folder, LLaDA first"
     )
     parser.add_argument("--sizes", choices=("h200", "tiny"), default="h200", help="tiny: for CPUs")
-    parser.add_argument("--tests", nargs="+", default=["tests/gpu"], help="what pytest runs")
+    parser.add_argument("--tests", default="tests/gpu", help="what pytest runs (tests/gpu)")
     parser.add_argument(
         "--kernels", nargs="+", default=FA_KERNELS, help="attention backends set beside each other"
     )

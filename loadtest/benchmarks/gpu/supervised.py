@@ -63,7 +63,7 @@ def supervised(module: str, arguments: Sequence[str], seconds: float, results: P
         left = ends - time.monotonic()
         if start and left < _LEAST_SECONDS:
             break
-        more = ["--seconds", f"{left:.1f}", *(["--resume"] if start else [])]
+        more = ["--seconds", f"{left:.3f}", *(["--resume"] if start else [])]
         command = [sys.executable, "-c", code, *arguments, *more]
         try:
             status = subprocess.run(command, timeout=left + _GRACE_SECONDS, check=False).returncode

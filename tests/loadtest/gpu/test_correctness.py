@@ -1,5 +1,6 @@
 """Test results are taken over with each failure's words; nothing that ran no test counts."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,20 @@ def test_bad(): assert 1 == 2, "one is not two"
 @pytest.mark.skip(reason="no GPU here")
 def test_skipped(): pass
 """
+
+
+class UntilThere(Budget):
+    """Time until a file is there, and a little more; two minutes at most."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(120.0)
+        self._file = file
+
+    @property
+    def left_seconds(self) -> float:
+        while not self._file.exists() and self.used_seconds < 100:
+            threading.Event().wait(0.05)
+        return 1.0
 
 
 def found_in(tmp_path: Path, text: str, seconds: float = 60.0) -> tuple[Record, str]:
@@ -41,7 +56,12 @@ def test_only_skipped_tests_prove_nothing(tmp_path: Path) -> None:
     assert "0 passed" in message
 
 
-def test_tests_that_do_not_end_are_ended(tmp_path: Path) -> None:
-    text = "def test_slow():\n    import time\n    time.sleep(60)\n"
-    _, message = found_in(tmp_path, text, seconds=3.0)
-    assert "did not end in time" in message
+def test_tests_that_do_not_end_are_interrupted_and_those_before_count(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    text = f"import pathlib, time\ndef test_a(): pathlib.Path({str(ready)!r}).touch()\n"
+    text += "def test_slow(): time.sleep(600)\n"
+    (tmp_path / "test_it.py").write_text(text)
+    record: Record = {}
+    with pytest.raises(Failed, match="did not end in time"):
+        run_tests(record, UntilThere(ready), [str(tmp_path / "test_it.py")])
+    assert record["passed"] == 1
