@@ -116,8 +116,8 @@ class Bench:
 
     def _decodes(self, model: str, record: Record, budget: Budget) -> None:
         timed, iterations = self._graphs(model), self._sizes.graph_iterations
-        compare_with_eager(record, timed, iterations[0])
         time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
+        compare_with_eager(record, timed, iterations[0])  # last: times are told even if it fails
 
     def _eager(self, model: str, record: Record, budget: Budget) -> None:
         self._held = None

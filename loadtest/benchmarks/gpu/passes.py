@@ -19,8 +19,8 @@ from sangam_loadtest.costs.shapes import ModelShape
 from sangam_worker.engine import Engine
 from sangam_worker.plan import Plan
 
-_MOST_GRAPH_ERROR = 0.1
-"""Random weights amplify roundings layer by layer; another batch's logits are off by 1 or more."""
+_MOST_GRAPH_ERROR = 0.3
+"""Random weights amplify roundings layer by layer; logits of other rows are off by 1 or more."""
 
 COLUMNS = (
     "model", "engine", "launch", "prefill_tokens", "decode_blocks", "context_tokens",
