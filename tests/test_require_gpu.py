@@ -77,6 +77,13 @@ def test_a_skip_counts_as_a_failure_unless_it_asks_for_other_hardware(
     assert "1 x a GPU" in done.stdout
 
 
+def test_a_machine_without_pytest_timeout_runs_them_too(tmp_path: Path) -> None:
+    marked = "@pytest.mark.timeout(9)\n" + PASSES
+    done = run(folder_with(tmp_path, marked), "--require-gpu", "-p", "no:timeout")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
 def test_without_the_option_a_skip_is_a_skip(tmp_path: Path) -> None:
     done = run(folder_with(tmp_path, SKIPS), "--rootdir", str(ROOT))
     assert done.returncode == 0

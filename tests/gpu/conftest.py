@@ -16,10 +16,18 @@ OTHER_HARDWARE = ("needs two CUDA devices", "this GPU has no ", "needs a GPU tha
 """How reasons begin that a machine with a GPU may have."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption(
         "--require-gpu", action="store_true", help="fail where tests/gpu cannot run in full"
     )
+    # A machine with a GPU may lack it; then nothing ends a test that hangs, but all can run.
+    if not pluginmanager.hasplugin("timeout"):
+        parser.addini("timeout", "read by pytest-timeout, which is not here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout: read by pytest-timeout, which is not here")
 
 
 def is_required(config: pytest.Config) -> bool:
