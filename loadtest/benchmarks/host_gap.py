@@ -2,13 +2,15 @@
 
 Everything is real but the model: scheduler, books, the graphs' index arrays, sampler, rules,
 events. In the logits' place a kernel makes up a candidate a row, a tenth of them confident. Stages
-are timed one after the other; the gap is the loop's own, with a device that sleeps and an event
-loop that writes the events of blocks and replaces those that end. What the attention backend plans
-and what launching a graph takes is not in it: that needs a GPU. ``make bench-host-gap`` runs it.
+are timed one after the other; the gap is the loop's own, with a device that takes its time and an
+event loop that writes the events of blocks and replaces those that end. What the attention backend
+plans and what launching a graph takes is not in it: that needs a GPU. Run by
+``make bench-host-gap``.
 """
 
 import argparse
 import asyncio
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -52,6 +54,8 @@ PACK = "pack"
 _TIMED = ("next_plan", PACK, "arrays", "propose", "rules", "apply", "report", "publish")
 """In the order of their being timed."""
 _CONFIDENT_SHARE = 0.1
+_LOCK_FREE = bytes(2**14)
+"""Hashing as much lets go of the interpreter, for some 10 us."""
 _DEADLINE_SECONDS = 600.0
 _ELSEWHERE = KVSource(worker_id="elsewhere", epoch="none", url="http://elsewhere")
 
@@ -195,22 +199,29 @@ def stage_microseconds(num_blocks: int, num_iterations: int) -> dict[str, float]
     return {name: 1e6 * median(values) for name, values in seconds.items()}
 
 
-class SleepingDevice:
+class StubDevice:
     """An engine whose device takes a fixed time for everything.
+
+    Args:
+        is_spun: wait for it as CUDA does, on a core of one's own, which then is as warm as there;
+            otherwise asleep.
 
     Attributes:
         gaps: seconds that the device stood still before each iteration.
     """
 
-    def __init__(self, host: Host, device_seconds: float, num_iterations: int) -> None:
+    def __init__(
+        self, host: Host, device_seconds: float, num_iterations: int, *, is_spun: bool
+    ) -> None:
         self._host = host
+        self._is_spun = is_spun
         self._device_seconds = device_seconds
         self._num_iterations = num_iterations
         self._ended: float | None = None
         self.gaps: list[float] = []
         self.is_done = threading.Event()
 
-    def launch(self, plan: Plan) -> "SleepingLaunch":
+    def launch(self, plan: Plan) -> "StubLaunch":
         """Write the arrays; the device begins. Then ask for candidates behind the pass."""
         self._host.arrays.write(plan.passes)
         now = time.perf_counter()
@@ -219,36 +230,40 @@ class SleepingDevice:
         if len(self.gaps) == self._num_iterations:
             self.is_done.set()
         until = now + self._device_seconds
-        return SleepingLaunch(self, plan, self._host.proposals(plan), until)
+        return StubLaunch(self, plan, self._host.proposals(plan), until)
 
-    def sleep(self, until: float) -> None:
-        """Until the device has nothing to do any more."""
-        time.sleep(max(0.0, until - time.perf_counter()))
+    def wait(self, until: float) -> None:
+        """Until the device has nothing to do any more; the interpreter is free meanwhile."""
+        if self._is_spun:
+            while time.perf_counter() < until:
+                hashlib.sha256(_LOCK_FREE)
+        else:
+            time.sleep(max(0.0, until - time.perf_counter()))
         self._ended = time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True)
-class SleepingLaunch:
-    """An iteration that the device sleeps over."""
+class StubLaunch:
+    """An iteration that the device takes its time over."""
 
-    device: SleepingDevice
+    device: StubDevice
     plan: Plan
     proposals: Proposals
     until: float
     device_seconds: None = None
 
     def outcome(self) -> Outcome:
-        """Sleep on, then apply the rules."""
-        self.device.sleep(self.until)
+        """Wait, then apply the rules."""
+        self.device.wait(self.until)
         return Outcome(self.plan.iteration, self.proposals.outcomes())
 
 
 def gap_microseconds(
-    num_blocks: int, num_iterations: int, device_seconds: float
+    num_blocks: int, num_iterations: int, device_seconds: float, *, is_spun: bool = False
 ) -> tuple[float, float]:
     """Median and 99th percentile of the gaps of a whole loop."""
     host = Host.build(num_blocks)
-    device = SleepingDevice(host, device_seconds, num_iterations)
+    device = StubDevice(host, device_seconds, num_iterations, is_spun=is_spun)
     with EventLoop() as aio:
 
         def deliver(batch: Sequence[Notice]) -> None:
@@ -296,12 +311,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--blocks", type=int, nargs="+", default=[8, 32, 64])
     parser.add_argument("--iterations", type=int, default=400)
     parser.add_argument("--device-ms", type=float, default=8.0)
+    parser.add_argument("--spin", action="store_true", help="wait for the device as CUDA does")
     parsed = parser.parse_args(arguments)
     favour_gpu_thread()
     table = Table("microseconds", *(f"{blocks} blocks" for blocks in parsed.blocks))
     stages = [stage_microseconds(blocks, parsed.iterations) for blocks in parsed.blocks]
     gaps = [
-        gap_microseconds(blocks, parsed.iterations, parsed.device_ms / 1000)
+        gap_microseconds(blocks, parsed.iterations, parsed.device_ms / 1000, is_spun=parsed.spin)
         for blocks in parsed.blocks
     ]
 

@@ -25,8 +25,9 @@ def test_every_stage_is_timed() -> None:
     assert all(value > 0 for value in stages.values())
 
 
-def test_the_loop_s_gap_is_of_iterations_with_all_blocks() -> None:
-    middle, late = host_gap.gap_microseconds(2, 12, device_seconds=0.001)
+@pytest.mark.parametrize("is_spun", [False, True])
+def test_the_loop_s_gap_is_measured_with_either_wait(is_spun: bool) -> None:
+    middle, late = host_gap.gap_microseconds(2, 12, device_seconds=0.001, is_spun=is_spun)
     assert 0 < middle <= late
 
 
