@@ -18,13 +18,20 @@ from benchmarks.gpu.commands import (
     place_of,
     run_parts,
 )
+from benchmarks.gpu.correctness import REPOSITORY
 from benchmarks.gpu.parts import DeviceLost, Part, say
 from benchmarks.gpu.sizes import H200, TINY
 from benchmarks.gpu.supervised import GO_ON
 from benchmarks.gpu.written import write_files
 
-_FLASHINFER = "flashinfer or graphs or attention or start or fa2 or fa3 or replays"
-"""Words in the names of tests that need FlashInfer's kernels."""
+_FLASHINFER = (
+    "flashinfer or graphs or attention or start or fa2 or fa3 or replays"
+    " or (fp8 and (test_engine_gpu or test_serving_gpu))"
+)
+"""Words in the names of tests that need FlashInfer's kernels; whole engines in FP8 do."""
+
+_LAST = "test_engine_gpu.py"
+"""Most of the tests: what a kernel does wrong the others, which come first, say more clearly."""
 
 FA_KERNELS = ["flashinfer-fa2", "flashinfer-fa3"]
 
@@ -50,10 +57,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _tests(given: argparse.Namespace) -> list[list[str]]:
     """Pytest's arguments: first what needs no kernel that is compiled meanwhile, then the rest."""
-    common = [given.tests]
+    common = _files(given.tests)
     if given.device.startswith("cuda"):
         common += ["--confcutdir=tests/gpu", "--require-gpu"]
     return [[*common, "-k", f"not ({_FLASHINFER})"], [*common, "-k", _FLASHINFER]]
+
+
+def _files(tests: str) -> list[str]:
+    """The files of a folder, in the order in which they are to run: the time may not do for all."""
+    folder = REPOSITORY / tests
+    if not folder.is_dir():
+        return [tests]
+    names = sorted(file.name for file in folder.glob("test_*.py") if file.name != _LAST)
+    if (folder / _LAST).exists():
+        names.append(_LAST)
+    return [f"{tests}/{name}" for name in names]
 
 
 def _parser() -> argparse.ArgumentParser:
