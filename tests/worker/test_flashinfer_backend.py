@@ -32,6 +32,7 @@ from torch import Tensor
 from sangam_core.errors import ConfigurationError
 from sangam_worker.attention.flashinfer_backend import FlashInferAttention, flashinfer_attention
 from sangam_worker.attention.flashinfer_layout import measured_kernel
+from sangam_worker.attention.flashinfer_pool import workspace_bytes
 from sangam_worker.engine import Engine
 from sangam_worker.engine_loading import load_engine
 from sangam_worker.models.config import read_model_config
@@ -143,6 +144,13 @@ def test_wrappers_are_made_once_and_share_one_workspace() -> None:
     ]
     assert len(made) == 2
     assert made[0] is made[1]
+
+
+def test_the_workspace_holds_what_fa2_splits_on_any_gpu() -> None:
+    """28 heads over 4, of 128: ``num_heads * splits * 128 * head_dim`` floats, and a sum each."""
+    h200, b200 = (workspace_bytes(28, 4, 128, number) for number in (132, 148))
+    assert h200 == workspace_bytes(32, 32, 128, 148) == 128 * 2**20
+    assert b200 >= 28 * (2 * 148 // 4) * 128 * (128 + 1) * 4 > 128 * 2**20
 
 
 def test_nothing_is_attended_where_no_row_can_commit() -> None:

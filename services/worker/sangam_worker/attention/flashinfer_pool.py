@@ -20,9 +20,24 @@ from sangam_worker.uploads import sent_together
 
 NHD = "NHD"
 
-WORKSPACE_BYTES = 128 * 2**20
-"""Shared by all wrappers, for partial results of split keys. FlashInfer's recommendation; every
-wrapper adds 8 MiB for its plan, on the device and pinned."""
+RECOMMENDED_BYTES = 128 * 2**20
+"""Of a workspace, by FlashInfer's documentation. Every wrapper adds 8 MiB for its plan, on the
+device and pinned."""
+
+_TILE_QUERIES = 128
+"""Of one of FA2's thread blocks, at most."""
+
+
+def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_processors: int) -> int:
+    """What FA2 may need for partial results of split keys, and no less than is recommended.
+
+    It splits until each of a GPU's multiprocessors has two thread blocks, which give float32
+    answers and a sum for each query (0.6.18, ``PrefillPlanImpl``). With Dream-7B's heads that is
+    more than the recommendation from 146 multiprocessors on; an H200 has 132.
+    """
+    num_splits = 2 * num_processors // num_kv_heads
+    numbers = num_heads * num_splits * _TILE_QUERIES * (head_dim + 1)
+    return max(RECOMMENDED_BYTES, 4 * numbers + 64)
 
 
 class FlashInferPool:
@@ -50,7 +65,10 @@ class FlashInferPool:
             "q_data_type": pool.dtype,
             "kv_data_type": pool.dtype,
         }
-        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
+        num_bytes = workspace_bytes(
+            num_heads, num_kv_heads, self.kernel_dim, _num_processors(pool.device)
+        )
+        self.workspace = torch.empty(num_bytes, dtype=torch.uint8, device=pool.device)
         self._flat_layers = [
             layer.view(-1, *pool.page_shape[2:]) for layer in pool.layers_and_scratch
         ]
@@ -93,3 +111,9 @@ class FlashInferPool:
     def widened(self, x: Tensor) -> Tensor:
         """``[..., head_dim]`` as the kernels take it."""
         return F.pad(x, (0, self.kernel_dim - self.head_dim)) if self.is_narrow else x
+
+
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
