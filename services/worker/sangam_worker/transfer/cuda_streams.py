@@ -48,7 +48,9 @@ class CudaStream:
 
     def launch(self, work: Callable[[], None]) -> None:
         """Launch kernels on it."""
-        with torch.cuda.stream(self.stream):
+        # The device first: a stream of another than the thread's would on its end make the first
+        # GPU the thread's again, and so give this process a context there.
+        with torch.cuda.device(self.stream.device), torch.cuda.stream(self.stream):
             work()
 
     def mark(self) -> CudaMark:
