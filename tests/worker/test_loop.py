@@ -416,6 +416,8 @@ def test_failures_in_a_row_make_the_loop_sick_and_a_success_heals_it() -> None:
 class LyingEngine:
     """Returns outcomes that no plan asked for: a bug, not a failure of the device."""
 
+    device_seconds = None
+
     def launch(self, plan: Plan) -> "LyingEngine":
         return self
 
@@ -427,7 +429,8 @@ def test_a_bug_ends_the_thread_loses_every_block_and_says_so() -> None:
     bench = Bench(LyingEngine())
     bench.loop.start()
     key = bench.submit(a_state())
-    assert bench.journal.await_event(key, Lost).reason.code == "engine_error"
+    reason = bench.journal.await_event(key, Lost).reason
+    assert (reason.code, reason.message) == ("engine_error", "the worker's GPU thread has ended")
     assert bench.loop.stop(DEADLINE_SECONDS)
     assert bench.loop.ailment() == "the GPU thread does not run"
 

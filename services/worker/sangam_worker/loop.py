@@ -4,9 +4,11 @@ Everything else asks through thread-safe methods that return at once. They are c
 two iterations; only what transfers need, of blocks that no plan names, beside a running one (or
 each would wait for a pass of both workers). Decides the order of an iteration, for as short a gap
 as can be: from one outcome to the next launch the device waits, so that events, metrics and
-whatever else the next plan does not need come after the launch, beside the device's work. What an
-iteration means for blocks ``books`` decides, who may run the scheduler, who may come the service.
-The thread never awaits, the event loop never touches tensors.
+whatever else the next plan does not need come after the launch, beside the device's work. The plan
+itself comes of the outcome: one that was made before would let finished blocks pass once more, and
+what does not change between two passes is kept (rows by the block, index arrays by the graphs).
+What an iteration means for blocks ``books`` decides, who may run the scheduler, who may come the
+service. The thread never awaits, the event loop never touches tensors.
 """
 
 import threading
@@ -57,14 +59,13 @@ class _UnderWay:
     launched_at: float
     ready_at: float | None
 
-    def gap_seconds(self, ended: float) -> float | None:
+    def gap_seconds(self, ended: float, device_seconds: float | None) -> float | None:
         """How long the device stood still since the outcome before; ``None`` without one.
 
         Where the device does not tell how long it worked, the time until it was launched.
         """
         if self.ready_at is None:
             return None
-        device_seconds = self.launched.device_seconds
         if device_seconds is None:
             return self.launched_at - self.ready_at
         return max(0.0, ended - self.ready_at - device_seconds)
@@ -204,13 +205,13 @@ class EngineLoop:
                 with self._inbox.lock:
                     plan = self._scheduler.next_plan()
                 if plan is None:
-                    self._is_idle_now()
+                    self._note_idleness()
                 under_way = None if plan is None else self._launch(plan)
                 self._tell()
                 if under_way is not None:
                     self._land(under_way)
                 self._take_commands(is_idle=plan is None)
-            self._is_idle_now()
+            self._note_idleness()
             self._tell()
         except Exception:
             log.exception("the GPU thread has ended by a bug")
@@ -232,6 +233,7 @@ class EngineLoop:
         plan, started = under_way.plan, under_way.started
         try:
             outcome = under_way.launched.outcome()
+            device_seconds = under_way.launched.device_seconds
         except Exception as error:  # noqa: BLE001 - whatever a device throws
             self._engine_failed(plan, error)
             return
@@ -241,14 +243,9 @@ class EngineLoop:
         with self._inbox.lock:
             committed_tokens = self._books.take_in(outcome, started, ended)
             self._status = self._books.status()
-        self._to_count = partial(self._count, under_way, ended, committed_tokens)
-
-    def _count(self, under_way: _UnderWay, ended: float, committed_tokens: int) -> None:
-        self._metrics.iteration_ran(
-            under_way.plan,
-            ended - under_way.started,
-            committed_tokens,
-            under_way.gap_seconds(ended),
+        gap_seconds = under_way.gap_seconds(ended, device_seconds)
+        self._to_count = partial(
+            self._metrics.iteration_ran, plan, ended - started, committed_tokens, gap_seconds
         )
 
     def _engine_failed(self, plan: Plan, error: Exception) -> None:
@@ -261,7 +258,7 @@ class EngineLoop:
             self._books.iteration_failed(plan, self._last_failure)
             self._status = self._books.status()
 
-    def _is_idle_now(self) -> None:
+    def _note_idleness(self) -> None:
         """Nothing can run: no gap is counted, and what commands have changed is seen."""
         self._landed_at = None
         with self._inbox.lock:
