@@ -12,7 +12,7 @@ from sangam_core.placement import PlacementPolicy, Role
 from sangam_core.wire import BlockKey, BlockStart, KVSource, WireGeometry
 from sangam_worker.block_state import BlockState, Stage, block_state_from
 from sangam_worker.plan import Outcome, PassOutcome, Plan
-from sangam_worker.scheduler import Scheduler
+from sangam_worker.scheduler import UNBOUNDED, Scheduler
 
 BLOCK = 8
 GEOMETRY = Geometry(prompt_tokens=24, num_blocks=3, block_length=BLOCK)
@@ -51,10 +51,13 @@ def let_arrive(scheduler: Scheduler, state: BlockState) -> None:
 
 @pytest.mark.parametrize("tau", TAUS)
 @pytest.mark.parametrize("cache", ["dual", "prefix"])
+@pytest.mark.parametrize("max_batch_blocks", [1, 2, 5, UNBOUNDED])
 def test_a_prefill_is_admitted_though_younger_decodes_arrive_without_end(
-    cache: str, tau: int
+    cache: str, tau: int, max_batch_blocks: int
 ) -> None:
-    scheduler = Scheduler(mask_id=MASK, total_pages=60, tau_tokens=tau)
+    scheduler = Scheduler(
+        mask_id=MASK, total_pages=60, tau_tokens=tau, max_batch_blocks=max_batch_blocks
+    )
     arrivals = count(2)
     let_arrive(scheduler, block("first", 0.0, cache=cache, moved=True))
     prefill = block("prefill", 1.0, cache=cache, moved=False)

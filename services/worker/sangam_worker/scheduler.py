@@ -54,10 +54,11 @@ class Scheduler:
         total_pages: the KV pool.
         tau_tokens: the token budget of an iteration (Algorithm 1).
         transferred_decode_share: while a prefill waits, a transferred decode that is younger
-            joins only up to this share of tau. A deviation from the paper: a hybrid's decodes
-            could otherwise hold D >= tau for ever, and Algorithm 1 admits nothing then. A decode
-            that is older than the waiting prefill joins at once, and one that alone is over the
-            share lets the idle rule admit the prefill first, so neither side starves.
+            joins only up to this share of tau, and of ``max_batch_blocks``. A deviation from the
+            paper: a hybrid's decodes could otherwise hold D >= tau (or the whole batch) for ever,
+            and Algorithm 1 admits nothing then. A decode that is older than the waiting prefill
+            joins at once, and one that alone is over the share lets the idle rule admit the
+            prefill first, so neither side starves.
         admission: which tau an iteration gets, by name (``sangam_core.admission``).
         max_batch_blocks: most passes of an iteration: what bounds its memory, where many short
             sequences fit the pages. A full batch holds prefills back as full pages do.
@@ -229,11 +230,13 @@ class Scheduler:
             return
         decode_tokens = sum(len(state.next_rows().fed) for state in self._decodes)
         limit = self.transferred_decode_share * self.tau_tokens
+        block_limit = self.transferred_decode_share * self.max_batch_blocks
         while self._parked and len(self._decodes) < self.max_batch_blocks:
             state = self._parked[0]
             cost = len(state.next_rows().fed)
             is_younger = bool(self._waiting) and state.order > self._waiting[0].order
-            if is_younger and decode_tokens + cost > limit and self._can_yield():
+            is_over = decode_tokens + cost > limit or len(self._decodes) + 1 > block_limit
+            if is_younger and is_over and self._can_yield():
                 return
             self._parked.pop(0)
             state.stage = Stage.DECODING
