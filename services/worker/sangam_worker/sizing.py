@@ -40,7 +40,7 @@ _GRAPH_BYTES = 32 * _MIB
 
 _PARTIAL_RESULTS = 10
 """Float32 answers that FA2 may keep of each row of a captured batch, an estimate from above: from
-30 blocks of LLaDA-8B on they exceed FlashInfer's usual workspace."""
+27 blocks of Dream-7B on (52 of LLaDA-8B) they exceed FlashInfer's usual workspace."""
 
 _DRAWN_ENTRY_BYTES = 64
 """Of an entry of the vocabulary in a row that is drawn with noise: 46 are ``candidates``', the

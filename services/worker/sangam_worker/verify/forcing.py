@@ -64,11 +64,6 @@ class Tally:
     widest_excused: float = 0.0
     disagreements: list[str] = field(default_factory=list)
 
-    @property
-    def is_explained(self) -> bool:
-        """Whether no difference is left without an excuse."""
-        return not self.disagreements
-
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
