@@ -67,24 +67,24 @@ class EngineKind:
 
 
 def golden_cases(family: str) -> list[Case]:
-    """For each cache and rule the case with the fewest passes, and with the most blocks."""
+    """For each cache and rule the shortest case; with ``dual`` the one of most blocks as well."""
     chosen: dict[str, Case] = {}
-    for group in _grouped(family).values():
-        for case in (
-            min(group, key=lambda each: each.num_passes),
-            max(group, key=lambda each: (each.geometry.num_blocks, -each.num_passes)),
-        ):
-            chosen[case.id] = case
+    for group in _by_cache_and_rule(family):
+        shortest = min(group, key=lambda case: case.num_passes)
+        chosen[shortest.id] = shortest
+        if shortest.decoding.cache == "dual":
+            most = max(group, key=lambda case: (case.geometry.num_blocks, -case.num_passes))
+            chosen[most.id] = most
     return list(chosen.values())
 
 
-def _grouped(family: str) -> dict[tuple[str, str], list[Case]]:
+def _by_cache_and_rule(family: str) -> list[list[Case]]:
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in read_cases(GOLDEN):
         if case.family == family:
             key = case.decoding.cache, case.decoding.unmasking.rule
             groups.setdefault(key, []).append(case)
-    return groups
+    return list(groups.values())
 
 
 def tally_of(kind: EngineKind, cases: list[Case], in_flight: int) -> Tally:
