@@ -90,7 +90,8 @@ def measure_gap(
     )
     watch = _Watch(num_blocks)
     loop = EngineLoop(timed, scheduler, watch.publish, WorkerMetrics())
-    sys.setswitchinterval(SWITCH_SECONDS)  # as a worker's process
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)  # a worker's; freezing what is there would keep engines
     loop.start()
     try:
         for index in range(num_blocks):
@@ -98,6 +99,7 @@ def measure_gap(
         watch.wait(budget.left_seconds)
     finally:
         loop.stop(timeout_seconds=30)
+        sys.setswitchinterval(interval)
     seen = timed.decodes[_WARM_PASSES:]
     periods = [after[0] - before[0] for before, after in pairwise(seen)]
     period, device = median(periods), median(seconds for _, seconds in seen[1:])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.kernels import Compilation
+from benchmarks.gpu.kernels import Compilation, flashinfer_compilation
 from benchmarks.gpu.parts import Budget, DeviceLost, Part, Record, Run, parts_of
 
 
@@ -160,3 +160,14 @@ def test_the_part_in_which_a_process_ended_has_failed(tmp_path: Path) -> None:
     a_run(tmp_path).run_all([Part("looks", looks)], Kernels())
     assert seen["looks"]["status"] == "failed"
     assert "its process ended in it" in seen["looks"]["error"]
+
+
+def test_a_machine_without_flashinfer_measures_what_does_without_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "__init__.py").write_text("raise ImportError('no CUDA here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    compilation = flashinfer_compilation()
+    assert compilation.is_ready
+    assert "no CUDA here" in compilation.errors["all"]

@@ -1,7 +1,9 @@
 """``make bench-gpu-serving``: forced commits, open-loop driving, batch 1 as a queue, the figure."""
 
+import gc
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +241,16 @@ def test_the_plain_loops_requests_take_their_blocks_times() -> None:
 # The command
 
 
+@pytest.fixture
+def interpreter() -> Iterator[None]:
+    """As it was before: the command makes it a worker's."""
+    interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.timeout(300)
 def test_the_command_measures_both_sides_and_draws_them(tmp_path: Path) -> None:
     options = [

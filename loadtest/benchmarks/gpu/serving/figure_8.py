@@ -28,6 +28,7 @@ from sangam_loadtest.simulator.commits import CommitCounts
 from sangam_loadtest.traces.request import TraceRequest
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES, synthetic_requests
 from sangam_worker.graphs.buckets import MOST_BLOCKS, buckets_up_to
+from sangam_worker.interpreter import favour_gpu_thread
 from sangam_worker.loop import Executes
 from sangam_worker.sizing import bytes_per_page
 
@@ -193,6 +194,7 @@ class Figure8:
     @cached_property
     def _worker(self) -> Worker:
         timed = self._loaded()
+        favour_gpu_thread()  # as a worker's process does
         config = timed.engine.model_config
         special = (config.mask_id, *config.eos_ids)
         token = next(each for each in range(config.vocab_size) if each not in special)

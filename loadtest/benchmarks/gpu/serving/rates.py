@@ -5,7 +5,6 @@ not), what counts of a run (requests due after the warm-up; others keep the load
 answered), and when a run is given up. Called by the serving command.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from benchmarks.gpu.parts import Budget, say
 from benchmarks.gpu.serving.batch_one import Point, point_of
 from benchmarks.gpu.serving.open_loop import Driver, Layout, Request
 from sangam_loadtest.traces.request import TraceRequest
-from sangam_worker.interpreter import SWITCH_SECONDS
 from sangam_worker.loop import EngineLoop, Executes
 from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.scheduler import Scheduler
@@ -58,7 +56,6 @@ class Worker:
         )
         driver = Driver(config, most_in_flight)
         loop = EngineLoop(self.make_engine(seed), scheduler, driver.publish, WorkerMetrics())
-        sys.setswitchinterval(SWITCH_SECONDS)  # as a worker's process
         loop.start()
         try:
             driver.run(loop, requests, is_over)
