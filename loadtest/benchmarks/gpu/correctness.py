@@ -18,7 +18,12 @@ from benchmarks.gpu.parts import Budget, Record
 from sangam_core.errors import SangamError
 
 REPOSITORY = Path(__file__).parents[3]
-_OPTIONS = ("-q", "-p", "no:cacheprovider", "--durations=15", "--continue-on-collection-errors")
+_OPTIONS = (
+    "-q", "-p", "no:cacheprovider", "--durations=15", "--continue-on-collection-errors",
+    "-W", "default",
+)  # fmt: skip
+"""What warns on a machine of other versions is not what is checked here."""
+
 _MOST_CHARACTERS = 400
 _INTERRUPT_SECONDS = 15.0
 
