@@ -240,8 +240,11 @@ def test_capturing_leaves_every_page_as_it_was() -> None:
     assert all(torch.equal(*both) for both in zip(engine.kv_pool.layers, before, strict=True))
 
 
-def test_positions_are_reserved_before_anything_is_captured() -> None:
-    """A table that grew later would be another one than the graphs have."""
+@pytest.mark.parametrize("buckets", [(), (1,)])
+def test_positions_are_reserved_up_to_the_longest_sequence_with_graphs_or_without(
+    buckets: tuple[int, ...],
+) -> None:
+    """No request waits for a table, and graphs keep the one that they were captured with."""
     reserved: list[int] = []
 
     def operators(*args: Any) -> Any:
@@ -256,10 +259,11 @@ def test_positions_are_reserved_before_anything_is_captured() -> None:
         total_pages=TOTAL_PAGES,
         attention=flashinfer(FakeFlashInfer()),
         operators=operators,
-        graph_buckets=(1,),
+        graph_buckets=buckets,
     )
-    engine.capture_graphs(capture=EagerCapture())
     assert reserved == [engine.model_config.max_sequence_tokens]
+    engine.capture_graphs(capture=EagerCapture())
+    assert len(reserved) == 1
 
 
 def test_graphs_are_refused_where_there_are_none() -> None:

@@ -19,7 +19,7 @@ from sangam_worker.models.random_models import random_config
 from sangam_worker.plan import Outcome, Plan
 from sangam_worker.progress import SILENT
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.sizing import FIXED_BYTES, bytes_per_page, config_of
+from sangam_worker.sizing import FIXED_BYTES, bytes_per_page, config_of, rotation_bytes
 from sangam_worker.start import GpuStart, buckets_of, kernels_of, needs_of, start_engine
 
 GB = 10**9
@@ -119,7 +119,8 @@ def test_one_line_says_where_the_memory_went(said: list[Any]) -> None:
     engine = started(FakeGpu(weights=16 * GB, peak=2 * GB), graph_bytes=GB)
     (entry,) = said
     assert entry["event"].startswith("GPU memory 141.0 GB: in use before 0.5, weights 16.0, ")
-    assert f"activations {(2 * GB + FIXED_BYTES) / GB:.1f}, " in entry["event"]
+    grown_once = FIXED_BYTES + rotation_bytes(LLADA_8B)
+    assert f"activations {(2 * GB + grown_once) / GB:.1f}, " in entry["event"]
     assert f"({engine.kv_pool.total_pages:,} pages" in entry["event"]
     assert (entry["log_level"], entry["total_pages"]) == ("info", engine.kv_pool.total_pages)
 

@@ -61,6 +61,7 @@ class Engine:
         self._attention = attention
         kernel = greedy_kernel(model_config, kv_pool.dtype, kv_pool.device)
         self._sampler = Sampler(model_config, kv_pool.dtype, kernel)
+        self._reserve_positions()
         self._graphs: GraphRunner | None = None
         if graph_buckets:
             if not isinstance(attention, AttentionBackend):
@@ -68,6 +69,12 @@ class Engine:
             self._graphs = GraphRunner(
                 model_config, transformer, kv_pool, attention, graph_buckets, graph_block_tokens
             )
+
+    @torch.inference_mode()
+    def _reserve_positions(self) -> None:
+        """Up to the longest sequence, so that no request waits for a table to grow."""
+        self._claim_thread()
+        self._transformer.reserve(self.model_config.max_sequence_tokens)
 
     def capture_graphs(
         self, progress: Progress = lambda done, total: None, capture: Capture | None = None

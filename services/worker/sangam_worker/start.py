@@ -35,6 +35,7 @@ from sangam_worker.sizing import (
     largest_iteration,
     pages_on_cpu,
     pages_set,
+    rotation_bytes,
     weight_bytes,
 )
 from sangam_worker.transfer.memory import provided_bytes
@@ -135,7 +136,8 @@ class GpuStart:
         if self._buckets:
             with self._reports.task("graphs captured", len(self._buckets), "sizes") as advance:
                 graphs = engine.capture_graphs(_following(advance))
-        return replace(self._budget.needs, activations=peak + FIXED_BYTES, graphs=graphs)
+        activations = peak + rotation_bytes(self._config) + FIXED_BYTES
+        return replace(self._budget.needs, activations=activations, graphs=graphs)
 
     def _say(self, taken: MemoryNeeds) -> None:
         """One line; another where more was taken than estimated."""

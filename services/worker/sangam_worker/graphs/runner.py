@@ -88,10 +88,9 @@ class GraphRunner:
         """Capture every bucket, the largest first: the others then share its memory.
 
         Runs each pass at least once, on the scratch page. Kernels that are not compiled yet are
-        compiled here.
+        compiled here. Positions up to the longest sequence are there: a table that grew later would
+        leave the graphs with the memory of the old one.
         """
-        # A table that grew later would leave the graphs with the memory of the old one.
-        self._transformer.reserve(self._config.max_sequence_tokens)
         logits = None
         for number, num_blocks in enumerate(reversed(self._sizes)):
             progress(number, len(self._sizes))
