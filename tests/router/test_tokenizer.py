@@ -1,5 +1,6 @@
 """Tokenizers as checkpoints publish them, read without torch, remote code or transformers."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,13 @@ async def test_a_long_text_is_encoded_like_a_short_one(model_folder: Path) -> No
     tokenizer = TextTokenizer.read(model_folder)
     text = "word " * 10_000
     assert await tokenizer.encode(text) == list(text.encode())
+
+
+async def test_others_go_on_while_a_long_text_is_encoded(model_folder: Path) -> None:
+    encoding = asyncio.create_task(TextTokenizer.read(model_folder).encode("x" * 1_000_000))
+    num_turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.002)
+        num_turns += 1
+    assert len(await encoding) == 1_000_000
+    assert num_turns > 10, "the event loop stood still"

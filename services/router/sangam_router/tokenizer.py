@@ -133,12 +133,16 @@ class TextTokenizer:
 
     @staticmethod
     def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _LONG_TEXT_CHARACTERS:
+            encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:  # only batches release the GIL
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
 
 async def _off_the_loop_if_long(text: str, encode: Callable[[], list[int]]) -> list[int]:
-    """Encode; a long text in a thread (the tokenizer releases the GIL), so that others go on."""
+    """Encode; a long text in a thread, so that others go on."""
     if len(text) <= _LONG_TEXT_CHARACTERS:
         return encode()
     return await asyncio.to_thread(encode)
