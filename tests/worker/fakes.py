@@ -117,6 +117,9 @@ class ToyEngine:
         self.is_under_way = True
         return ToyLaunched(self, plan)
 
+    def execute(self, plan: Plan) -> Outcome:
+        return self.launch(plan).outcome()
+
     def finish(self, plan: Plan) -> Outcome:
         assert self.gate.wait(30), "a test closed the gate and forgot it"
         self.is_under_way = False
@@ -192,6 +195,10 @@ class GatedTransport:
     @property
     def staging_bytes(self) -> int:
         return self.inner.staging_bytes
+
+    @property
+    def receives_at_once(self) -> int:
+        return self.inner.receives_at_once
 
     def offer(self) -> str:
         return self.inner.offer()

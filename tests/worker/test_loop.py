@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from tests.worker.fakes import ToyEngine, ToyLaunched, ToyPool
 from tests.worker.harness import DEADLINE_SECONDS, a_sequence
 
 from sangam_core.decoding import Decoding, Resume
+from sangam_core.errors import ConfigurationError, EngineError
 from sangam_core.wire import (
     BlockEvent,
     BlockKey,
@@ -132,6 +134,38 @@ def a_transferred_state(request_id: str = "r", **changes: Any) -> BlockState:
     source: Any = {"worker_id": "w", "epoch": "e", "url": "http://x"}
     resume = Resume(step=1, initial_masks=16)
     return a_state(request_id, source=source, resume=resume, **changes)
+
+
+def test_the_thread_is_prepared_when_it_has_started() -> None:
+    names: list[str] = []
+    with a_bench(prepare=lambda: names.append(threading.current_thread().name)) as bench:
+        assert names == ["gpu"]
+        bench.journal.await_event(bench.submit(a_state()), Completed)
+    assert names == ["gpu"]
+
+
+def test_a_thread_that_cannot_be_prepared_does_not_start() -> None:
+    def prepare() -> None:
+        raise ConfigurationError("the model does not work")
+
+    bench = Bench(prepare=prepare)
+    with pytest.raises(ConfigurationError, match="the model does not work"):
+        bench.loop.start()
+    assert bench.loop.stop(DEADLINE_SECONDS)
+    assert bench.engine.num_iterations == 0
+
+
+def test_a_device_that_hangs_while_the_thread_is_prepared_ends_the_start() -> None:
+    gate = threading.Event()
+    bench = Bench(prepare=lambda: _passed(gate), stall_seconds=0.02)
+    with pytest.raises(EngineError, match=r"not ready after 0.02 s"):
+        bench.loop.start()
+    gate.set()
+    assert bench.loop.stop(DEADLINE_SECONDS)
+
+
+def _passed(gate: threading.Event) -> None:
+    assert gate.wait(DEADLINE_SECONDS)
 
 
 def test_a_block_s_events_come_in_the_order_of_the_protocol() -> None:

@@ -14,13 +14,14 @@ service. The thread never awaits, the event loop never touches tensors.
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
 import structlog
 
+from sangam_core.errors import EngineError
 from sangam_core.wire import BlockKey, HeldBlock, LossReason
 from sangam_worker.block_state import BlockState
 from sangam_worker.books import Books
@@ -79,6 +80,8 @@ class EngineLoop:
         clock: monotonic seconds.
         max_engine_failures: failed iterations in a row that make the loop unhealthy.
         stall_seconds: an iteration longer than this makes the loop unhealthy.
+        prepare: run on the thread before anything else. Libraries keep some of what they make by
+            thread (cuBLAS its handle, with tens of MiB), so that a warm-up elsewhere is not enough.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         max_engine_failures: int = 3,
         stall_seconds: float = 300.0,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
@@ -98,6 +102,8 @@ class EngineLoop:
         self._clock = clock
         self._max_engine_failures = max_engine_failures
         self._stall_seconds = stall_seconds
+        self._prepare = prepare
+        self._prepared: Future[None] = Future()
         self._inbox = Inbox()
         self._books = Books(scheduler, clock)
         self._reporter = Reporter(publish, metrics)
@@ -115,8 +121,19 @@ class EngineLoop:
     # -- from any thread ------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread; returns when it is prepared.
+
+        Raises:
+            EngineError: that takes longer than ``stall_seconds``.
+            Exception: what it ended with.
+        """
         self._thread.start()
+        done, _ = wait([self._prepared], self._stall_seconds)
+        if not done:
+            raise EngineError(
+                f"the GPU thread was not ready after {self._stall_seconds:g} s: its device hangs"
+            )
+        self._prepared.result()
 
     def stop(self, timeout_seconds: float) -> bool:
         """End the thread after the running iteration; False when that takes too long."""
@@ -200,6 +217,15 @@ class EngineLoop:
     # -- on the thread --------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._prepare()
+        except Exception as error:  # noqa: BLE001 - whoever waits gets it
+            self._prepared.set_exception(error)
+            return
+        self._prepared.set_result(None)
+        self._iterate()
+
+    def _iterate(self) -> None:
         try:
             while not self._is_stopping:
                 with self._inbox.lock:

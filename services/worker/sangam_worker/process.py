@@ -20,6 +20,7 @@ from sangam_worker.drain import RoleControl
 from sangam_worker.loop import EngineLoop, Executes
 from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.presence import Presence, connect
+from sangam_worker.progress import SILENT
 from sangam_worker.scheduler import Scheduler
 from sangam_worker.server import HttpServer, bind, write_port_file
 from sangam_worker.service import BlockService, ModelFacts
@@ -29,6 +30,7 @@ from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.peers import PeerClient
 from sangam_worker.transfer.pool import KVGeometry, KVPool
 from sangam_worker.transfer.protocol import KVTransport
+from sangam_worker.warm_up import Runs, WarmUps, run_all
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +47,7 @@ class SizedKVPool(KVPool, Protocol):
         ...
 
 
-class Engine(Executes, Protocol):
+class Engine(Executes, Runs, Protocol):
     """What a worker needs of its engine."""
 
     @property
@@ -88,13 +90,23 @@ class Worker:
         self._pinger: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Bind, compute, serve, register. ``ConfigurationError`` when the port cannot be had."""
+        """Bind, compute, serve, register.
+
+        Raises:
+            ConfigurationError: the port cannot be had, or the model does not work.
+            EngineError: the device hangs.
+        """
         settings = self.settings
         sock = bind(settings.host, settings.ports)
         port = sock.getsockname()[1]
         self.url = f"http://{settings.reachable_host}:{port}"
         self._put_together()
-        self.loop.start()
+        try:
+            await asyncio.to_thread(self.loop.start)
+        except BaseException:
+            sock.close()
+            await self._peers.close()
+            raise
         self._server = HttpServer(self._app(), sock)
         await self._server.start()
         self._pinger = asyncio.create_task(
@@ -163,6 +175,7 @@ class Worker:
             metrics,
             max_engine_failures=settings.max_engine_failures,
             stall_seconds=settings.engine_stall_seconds,
+            prepare=self._warm_up,
         )
         self._peers = PeerClient(settings.internal_token.get_secret_value())
         self.exchange = KVExchange(
@@ -190,6 +203,15 @@ class Worker:
         )
         self.presence = self._presence()
         self.standing.on_change(self.presence.nudge)
+
+    def _warm_up(self) -> None:
+        """Run iterations of every kind on the GPU thread: ``start`` ran them on another one."""
+        if self.settings.is_on_cuda:
+            engine = self._engine
+            warm_ups = WarmUps(
+                engine.model_config, self.settings.block_length, engine.kv_pool.total_pages
+            )
+            run_all(engine, warm_ups.of_every_kind(), SILENT)
 
     def _presence(self) -> Presence:
         settings = self.settings

@@ -2,7 +2,8 @@
 
 Decides which iterations stand for all that may come: a prefill, its decode, both together with
 noise, a pass without pages, and the largest that can be. Their outcomes are thrown away, except
-that logits which are not numbers stop the start. Called by ``start``.
+that logits which are not numbers stop the start. Called by ``start``, and by ``process`` on the
+thread that will run them, for which libraries make things of their own.
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,26 @@ from sangam_core.decoding import Decoding
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_core.wire import BlockKey
-from sangam_worker.models.description import ModelConfig
 from sangam_worker.plan import Outcome, Pass, Plan
 from sangam_worker.progress import Reports
 from sangam_worker.sizing import LargestIteration
 
 _PREFILL_TOKENS = 4096
 """Of one prefill in the largest iteration: memory goes by rows, time by lengths as well."""
+
+
+class Limits(Protocol):
+    """What the warm-up needs to know of a model."""
+
+    @property
+    def mask_id(self) -> int:
+        """The mask token."""
+        ...
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Length of the longest sequence."""
+        ...
 
 
 class Runs(Protocol):
@@ -53,7 +67,7 @@ class WarmUps:
         total_pages: of the pool, which nobody uses yet: passes share pages.
     """
 
-    def __init__(self, config: ModelConfig, block_length: int, total_pages: int) -> None:
+    def __init__(self, config: Limits, block_length: int, total_pages: int) -> None:
         self._config, self._block_length = config, block_length
         self._most_tokens = min(config.max_sequence_tokens, total_pages * PAGE_TOKENS)
         # Two blocks, or what the pool holds: then one is cut.
