@@ -6,11 +6,14 @@ FlashInfer's operators'; a test follows them through a pass.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sangam_core.admission import ADMISSION_POLICIES
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
+from sangam_worker.attention.flashinfer_pool import graph_workspace_bytes
+from sangam_worker.flashinfer_library import kernel_dim
 from sangam_worker.models import llada
 from sangam_worker.models.config import model_config
 from sangam_worker.models.description import ModelConfig
@@ -37,10 +40,6 @@ _ROUNDING = 1.1
 
 _GRAPH_BYTES = 32 * _MIB
 """Of one captured graph beside its tensors: its nodes, and two wrappers' plans."""
-
-_PARTIAL_RESULTS = 10
-"""Float32 answers that FA2 may keep of each row of a captured batch, an estimate from above: from
-27 blocks of Dream-7B on (52 of LLaDA-8B) they exceed FlashInfer's usual workspace."""
 
 _DRAWN_ENTRY_BYTES = 64
 """Of an entry of the vocabulary in a row that is drawn with noise: 46 are ``candidates``', the
@@ -144,19 +143,26 @@ def rotation_bytes(config: ModelConfig) -> int:
     return 10 * config.head_dim * (config.max_sequence_tokens + FIRST_ROWS)
 
 
-def graph_bytes(config: ModelConfig, bucket_rows: list[int], number_format: str) -> int:
+def graph_bytes(
+    config: ModelConfig, buckets: Sequence[int], block_tokens: int, number_format: str
+) -> int:
     """Memory that captured decode iterations keep: they share the largest one's tensors.
 
+    FA2's partial results are among them: from 27 blocks of Dream-7B on (52 of LLaDA-8B) they exceed
+    FlashInfer's usual workspace.
+
     Args:
-        bucket_rows: packed rows of each captured size. Every row goes through the head.
+        buckets: numbers of blocks that are captured. Every row of theirs goes through the head.
     """
-    if not bucket_rows:
+    if not buckets:
         return 0
-    largest = max(bucket_rows)
+    largest, width = max(buckets), kernel_dim(config.head_dim)
     logits = config.vocab_size * NUMBER_BYTES[number_format]
-    partial = _PARTIAL_RESULTS * 4 * config.num_heads * config.head_dim
-    tensors = largest * (_bytes_per_row(config, number_format) + logits + partial)
-    return int(tensors * _ROUNDING) + len(bucket_rows) * _GRAPH_BYTES
+    tensors = largest * block_tokens * (_bytes_per_row(config, number_format) + logits)
+    partial = graph_workspace_bytes(
+        config.num_heads, config.num_kv_heads, width, largest, block_tokens
+    )
+    return int((tensors + partial) * _ROUNDING) + len(buckets) * _GRAPH_BYTES
 
 
 def _bytes_per_row(config: ModelConfig, number_format: str) -> int:

@@ -159,11 +159,10 @@ class GpuStart:
 def needs_of(settings: WorkerSettings, config: ModelConfig) -> MemoryNeeds:
     """What a worker takes beside its pool, from shapes alone."""
     number_format = settings.number_format
-    bucket_rows = [bucket * settings.block_length for bucket in buckets_of(settings)]
     return MemoryNeeds(
         weights=weight_bytes(config, number_format, is_fp8=settings.quantization == "fp8"),
         activations=activation_bytes(config, largest_iteration(settings, config), number_format),
-        graphs=graph_bytes(config, bucket_rows, number_format),
+        graphs=graph_bytes(config, buckets_of(settings), settings.block_length, number_format),
         transfers=provided_bytes() if settings.uses_nccl else 0,
     )
 

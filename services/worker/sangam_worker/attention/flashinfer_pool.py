@@ -40,6 +40,19 @@ def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_proces
     return max(RECOMMENDED_BYTES, 4 * numbers + 64)
 
 
+def graph_workspace_bytes(
+    num_heads: int, num_kv_heads: int, head_dim: int, num_sequences: int, rows_per_sequence: int
+) -> int:
+    """What FA2 asks for in a graph beyond a workspace of ``workspace_bytes``, from above.
+
+    There each tile of queries, of which every sequence may leave one in part, may have partial
+    results of its own (0.6.18, ``PrefillPlan`` with ``enable_cuda_graph``).
+    """
+    packed_rows = num_sequences * rows_per_sequence * (num_heads // num_kv_heads)
+    num_tiles = -(-packed_rows // _TILE_QUERIES) + num_sequences - 1
+    return 4 * num_heads * num_tiles * _TILE_QUERIES * (head_dim + 1) + 64
+
+
 class FlashInferPool:
     """A pool in bfloat16, for a model with a number of query heads.
 
