@@ -57,8 +57,8 @@ class WorkerSettings(ServiceSettings):
     A CPU computes the same rounding, and gains nothing. Workers of a fleet may differ in it."""
 
     cuda_graphs: bool = True
-    """Whether iterations of decodes alone are replayed as CUDA graphs, captured at the start: a
-    launch takes microseconds then, not 10 ms. Off to look for a bug. Unused with ``torch``."""
+    """Whether iterations of decodes alone are replayed as CUDA graphs, captured at the start: one
+    call to the driver instead of one a kernel. Off to look for a bug. Unused with ``torch``."""
 
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     """Share of the GPU's memory that the worker settles at its start, whatever is in use already
