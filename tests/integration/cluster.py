@@ -101,7 +101,7 @@ class RunningCluster:
 
     async def _held_in_redis(self) -> list[str]:
         held = []
-        for name in ("load", "pages", "pending_pages"):
+        for name in ("load", "pages", "blocks", "pending_pages"):
             counters = await self.redis.hgetall(self.keys.prefix + name)
             if counters:
                 held.append(f"{name}: {counters}")

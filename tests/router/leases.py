@@ -76,7 +76,7 @@ class Fleet:
     async def counters(self) -> dict[str, Any]:
         """What Redis counts as held; empty when nothing is."""
         found: dict[str, Any] = {}
-        for name in ("load", "pages", "pending_pages"):
+        for name in ("load", "pages", "blocks", "pending_pages"):
             found[name] = await self.redis.hgetall(self.keys.prefix + name)
         lines = [key async for key in self.redis.scan_iter(f"{self.keys.prefix}line:*")]
         found["lines"] = lines
