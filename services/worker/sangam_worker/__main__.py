@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+from functools import partial
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.settings import read_settings
@@ -63,7 +64,7 @@ class _Signals:
 
 
 async def _serve(settings: WorkerSettings, engine: Engine) -> int:
-    worker = Worker(settings, engine, lambda _: open_transport(settings, engine.kv_pool))
+    worker = Worker(settings, engine, partial(open_transport, settings))
     signals = _Signals()
     favour_gpu_thread()
     await worker.start()

@@ -38,15 +38,6 @@ _THREAD_STOP_SECONDS = 5.0
 _TRANSFER_STOP_SECONDS = 2.0
 
 
-class SizedKVPool(KVPool, Protocol):
-    """A pool that knows how many pages it has."""
-
-    @property
-    def total_pages(self) -> int:
-        """Pages in the pool."""
-        ...
-
-
 class Engine(Executes, Runs, Protocol):
     """What a worker needs of its engine."""
 
@@ -56,7 +47,7 @@ class Engine(Executes, Runs, Protocol):
         ...
 
     @property
-    def kv_pool(self) -> SizedKVPool:
+    def kv_pool(self) -> KVPool:
         """The pages."""
         ...
 

@@ -4,30 +4,18 @@ Called by the worker's start. Both workers of a pair must have chosen alike; the
 when they have not.
 """
 
-from typing import Protocol
-
 import structlog
 import torch
 
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.transfer.cuda_streams import CudaStreams, allow_many_streams
 from sangam_worker.transfer.gloo import GlooTransport
-from sangam_worker.transfer.layer_rows import LayeredPool
 from sangam_worker.transfer.nccl import NcclTransport
 from sangam_worker.transfer.nccl_library import load_nccl
 from sangam_worker.transfer.pool import KVPool
 from sangam_worker.transfer.protocol import KVTransport
 
 log = structlog.get_logger(__name__)
-
-
-class MovablePool(KVPool, LayeredPool, Protocol):
-    """A pool that any transport can move."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where its pages are."""
-        ...
 
 
 def prepare_transport(settings: WorkerSettings) -> None:
@@ -41,7 +29,7 @@ def prepare_transport(settings: WorkerSettings) -> None:
         load_nccl(torch.device(settings.device))
 
 
-def open_transport(settings: WorkerSettings, pool: MovablePool) -> KVTransport:
+def open_transport(settings: WorkerSettings, pool: KVPool) -> KVTransport:
     """The transport over a pool.
 
     Raises:
@@ -52,7 +40,7 @@ def open_transport(settings: WorkerSettings, pool: MovablePool) -> KVTransport:
     return nccl_transport(pool, settings.nccl_max_ctas)
 
 
-def nccl_transport(pool: MovablePool, max_ctas: int) -> NcclTransport:
+def nccl_transport(pool: KVPool, max_ctas: int) -> NcclTransport:
     """NCCL over a pool on a GPU, ready to move. Nothing is in the pool yet, or rests in it."""
     library = load_nccl(pool.device)
     log.info("KV moves by NCCL", version=str(library.get_version().libnccl), max_ctas=max_ctas)

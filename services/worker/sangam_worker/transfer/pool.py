@@ -1,6 +1,7 @@
-"""The KV pool as transfers see it: pages of a layer, as one contiguous tensor.
+"""The KV pool as transfers see it: pages of a layer, to be copied or where they lie.
 
-The engine's pool satisfies it. The geometry is what two workers must agree on.
+The engine's pool satisfies it, and so must a test's. The geometry is what two workers must agree
+on.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,21 @@ from sangam_core.decoding import WireModel
 
 class KVPool(Protocol):
     """Pages of every layer."""
+
+    @property
+    def layers(self) -> Sequence[torch.Tensor] | torch.Tensor:
+        """``[pages, 2, 16, kv_heads, head_dim]`` for each layer, contiguous."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        ...
+
+    @property
+    def total_pages(self) -> int:
+        """Pages in the pool."""
+        ...
 
     @property
     def num_layers(self) -> int:
