@@ -152,7 +152,10 @@ async def test_requests_that_do_not_finish_in_time_are_cut_and_free_everything(
         await asyncio.wait_for(reached.wait(), 20)
         router.process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(router.process.wait(), 20) == 0
-        await asyncio.wait({asking})
+        answer = await asking
+        assert answer.status_code == 503, answer.text
+        assert "router stops" in answer.json()["error"]["message"]
+        assert int(answer.headers["retry-after"]) >= 1
         await worker.until_idle()
         assert await leased_model.is_empty()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 from starlette.types import Receive
 
-from sangam_core.errors import SangamError
+from sangam_core.errors import SangamError, Unavailable
 from sangam_router.driver import Driver
 from sangam_router.job import Answer, Delta, Job
 
@@ -46,16 +46,21 @@ async def answer_all(
     Raises:
         ClientGone: everything was cancelled.
         SangamError: what the first answer to fail failed with; the others were cancelled.
+        Unavailable: the server cancelled this, which it does to what outlasts its shutdown.
     """
     outbox: asyncio.Queue[Update | SangamError] = asyncio.Queue()
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_answer(driver, job, index, outbox)) for index, job in enumerate(jobs)
-        ]
-        tasks.append(group.create_task(_watch_client(receive, outbox)))
-        failure = await _deliver(outbox, sink, len(jobs), idle_seconds)
-        for task in tasks:
-            task.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_answer(driver, job, index, outbox))
+                for index, job in enumerate(jobs)
+            ]
+            tasks.append(group.create_task(_watch_client(receive, outbox)))
+            failure = await _deliver(outbox, sink, len(jobs), idle_seconds)
+            for task in tasks:
+                task.cancel()
+    except asyncio.CancelledError:
+        raise Unavailable("this router stops before the answer is complete; ask again") from None
     if failure is not None:
         raise failure
 
