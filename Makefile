@@ -29,7 +29,7 @@ UP_FLAGS := \
 	$(if $(MODEL),--model $(MODEL)) \
 	$(if $(PORT),--port $(PORT))
 
-.PHONY: help install up chat check format test test-fast test-gpu test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
+.PHONY: help install up chat check format test test-fast gpu-interfaces test-gpu test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,11 @@ test: $(STAMP) ## every test: unit, property, golden, integration with real proc
 
 test-fast: $(STAMP) ## the tests that start no processes
 	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
+
+GPU_LIBRARIES := flashinfer-python apache-tvm-ffi nvidia-ml-py nccl4py cuda-core cuda-bindings cuda-pathfinder
+
+gpu-interfaces: $(STAMP) ## FlashInfer's and NCCL's Python (not CUDA), so that tests hold calls against their signatures
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps -c constraints-gpu.txt $(GPU_LIBRARIES)
 
 GPU_TESTS ?= tests/gpu
 
