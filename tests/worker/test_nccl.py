@@ -2,9 +2,6 @@
 
 import os
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import ModuleType
@@ -13,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from pydantic import SecretStr
-from tests.worker.fakes import ToyPool, toy_answer
+from tests.worker.fakes import toy_answer
 from tests.worker.harness import a_client, a_decode, a_sequence, a_start, a_worker
-from tests.worker.nccl_fake import FakeNccl, FakeNetwork
+from tests.worker.nccl_fake import FakeCommunicator, FakeNccl, FakeNetwork
 from tests.worker.nccl_installed import INSTALL, is_installed, signature
+from tests.worker.nccl_rig import PAGE_BYTES, NcclRig, until
 from tests.worker.side_streams_fake import FakeStreams
 from tests.worker.transport_checks import TransportChecks, a_pool, failed, move
 
@@ -28,51 +26,17 @@ from sangam_worker.settings import WorkerSettings
 from sangam_worker.transfer import nccl_channel
 from sangam_worker.transfer.choice import open_transport, prepare_transport
 from sangam_worker.transfer.chunks import chunks_of, pages_in
-from sangam_worker.transfer.memory import SLOT_BYTES
+from sangam_worker.transfer.memory import (
+    SLOT_BYTES,
+)
 from sangam_worker.transfer.nccl import NcclTransport
 from sangam_worker.transfer.nccl_library import load_nccl
 from sangam_worker.transfer.nccl_loop import NcclLoop
-from sangam_worker.transfer.protocol import KVChannel, Side
-
-PAGE_BYTES = 2 * 16 * 2 * 4
-"""Of a toy pool in float32, in one layer."""
+from sangam_worker.transfer.protocol import Side
 
 
-class Rig(TransportChecks):
-    """Transports on one network, each with a device of its own.
-
-    Attributes:
-        jitter_seconds: everything that a device does begins up to this much late.
-        slot_pages: pages of a staging slot.
-    """
-
-    jitter_seconds = 0.0
-    slot_pages = 5
-
-    @pytest.fixture(autouse=True)
-    def _network(self) -> Iterator[None]:
-        self.network = FakeNetwork()
-        self.devices_made: list[FakeStreams] = []
-        self.libraries: list[FakeNccl] = []
-        yield
-        for device in self.devices_made:
-            device.close()
-
-    def a_transport(
-        self, pool: ToyPool, slot_bytes: int | None = None, max_ctas: int = 4
-    ) -> NcclTransport:
-        self.devices_made.append(FakeStreams(self.jitter_seconds))
-        self.libraries.append(self.network.library())
-        return NcclTransport(
-            pool,
-            self.libraries[-1],
-            self.devices_made[-1],
-            max_ctas=max_ctas,
-            slot_bytes=slot_bytes or self.slot_pages * PAGE_BYTES,
-        )
-
-    def a_pair(self) -> tuple[KVChannel, KVChannel]:
-        return self.pair(*self.transports())
+class Rig(NcclRig, TransportChecks):
+    """What all transports must do, on slots of several sizes."""
 
 
 class TestNcclOnASlowDevice(Rig):
@@ -102,7 +66,9 @@ class TestNccl(Rig):
     def test_slots_are_used_again_only_when_they_are_free(self) -> None:
         """The receiver's scatters lag far behind its receives."""
         source, target = self.pools()
-        sender, receiver = self.pair(self.a_transport(source), self.a_transport(target))
+        here, there = self.a_transport(source), self.a_transport(target)
+        there.warm_up()
+        sender, receiver = self.pair(here, there)
         copies, wire = self.devices_made[1].made
         copies.jitter_seconds = 0.02
         move(sender, receiver, range(20), range(12, 32))
@@ -163,6 +129,7 @@ class TestNccl(Rig):
     ) -> None:
         monkeypatch.setattr(nccl_channel, "_LET_GO_SECONDS", 0.05)
         here, there = self.transports()
+        here.warm_up()
         sender, _ = self.pair(here, there)
         copies = self.devices_made[0].made[0]
         copies.gate.clear()
@@ -177,6 +144,7 @@ class TestNccl(Rig):
 
     def test_a_device_that_fails_makes_the_worker_unready(self) -> None:
         here, there = self.transports()
+        here.warm_up()
         sender, receiver = self.pair(here, there)
         self.devices_made[0].made[0].failure = RuntimeError("an illegal memory access")
         with pytest.raises(RuntimeError, match="illegal memory access"):
@@ -184,37 +152,30 @@ class TestNccl(Rig):
         assert "illegal memory access" in str(here.ailment())
         receiver.abort()
 
-    def test_staging_memory_is_bounded_counted_and_used_again(self) -> None:
+    @pytest.mark.parametrize("bug", [TypeError, AttributeError])
+    @pytest.mark.parametrize("name", ["get_unique_id", "init", "send", "get_async_error"])
+    def test_a_call_that_nccl_does_not_take_is_told_as_the_bug_it_is(
+        self, name: str, bug: type[Exception], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         here, there = self.transports()
-        assert here.staging_bytes == 0
-        pairs = [self.pair(here, there, str(number)) for number in range(3)]
-        each = 2 * self.slot_pages * PAGE_BYTES + 8 * 64
-        assert here.staging_bytes == there.staging_bytes == 3 * each
-        for sender, receiver in pairs:
-            sender.abort()
-            receiver.abort()
-        assert until(lambda: "kv abort" not in {each.name for each in threading.enumerate()})
-        move(*self.pair(here, there, "again"), range(30), range(30))
-        assert here.staging_bytes == 3 * each
-        here.close()
-        assert here.staging_bytes == each
 
-    def test_a_small_pool_stages_no_more_than_itself(self) -> None:
-        pool = a_pool()
-        here = self.a_transport(pool, slot_bytes=2**30)
-        self.pair(here, self.a_transport(a_pool(), slot_bytes=2**30))
-        assert here.staging_bytes == 2 * pool.layers.nbytes + 8 * 64
+        def refuse(*args: object, **options: object) -> None:
+            raise bug("no such argument")
 
-    def test_memory_that_is_short_is_an_error_of_the_transfer(self) -> None:
-        here, there = self.transports()
-        self.devices_made[0].is_out_of_memory = True
-        with ThreadPoolExecutor(1) as executor:
-            offer = there.offer()
-            other = executor.submit(there.connect, Side.RECEIVER, "c", offer, 10.0)
-            with pytest.raises(TransferError, match="no memory to stage KV in"):
-                here.connect(Side.SENDER, "c", offer, 10.0)
+        if name in ("get_unique_id", "init"):
+            monkeypatch.setattr(FakeNccl, name, refuse)
+            with pytest.raises(bug, match="no such argument"):
+                here.connect(Side.SENDER, "c", here.offer(), 1.0)
+            return
+        sender, receiver = self.pair(here, there)
+        monkeypatch.setattr(FakeCommunicator, name, refuse)
+        with pytest.raises(bug, match="no such argument"):
+            sender.send((0,), 1.0)
+        monkeypatch.undo()
+        for call in (sender.send, receiver.receive):
             with pytest.raises(TransferError):
-                other.result(10).receive((0,), 0.5)
+                call((0,), 0.5)
+        move(*self.pair(here, there, "again"), (0,), (0,))
 
     def test_workers_that_cut_messages_differently_say_so(self) -> None:
         here = self.a_transport(a_pool())
@@ -265,16 +226,6 @@ class TestNccl(Rig):
             for job in jobs:
                 job.result(20)
         assert torch.equal(target.layers[:, 8:56], source.layers[:, :48])
-
-
-def until(is_met: Any, seconds: float = 10.0) -> bool:
-    """Whether a condition comes to be met."""
-    deadline = time.monotonic() + seconds
-    while not is_met():
-        if time.monotonic() > deadline:
-            return False
-        threading.Event().wait(0.002)
-    return True
 
 
 def test_every_page_of_every_layer_is_in_one_message_that_fits_a_slot() -> None:

@@ -47,8 +47,8 @@ def move(
     return num_bytes
 
 
-class TransportChecks:
-    """Subclasses say how a transport is made, and what is peculiar to it.
+class TransportRig:
+    """Subclasses say how a transport is made.
 
     Attributes:
         devices: of the sender and the receiver.
@@ -79,6 +79,10 @@ class TransportChecks:
             other = executor.submit(sender.connect, Side.SENDER, name, offer, seconds)
             here = receiver.connect(Side.RECEIVER, name, offer, seconds)
             return other.result(), here
+
+
+class TransportChecks(TransportRig):
+    """Subclasses add what is peculiar to a transport."""
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_pages_of_every_layer_arrive_where_they_are_to_and_nowhere_else(

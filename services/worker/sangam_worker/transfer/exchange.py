@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import structlog
@@ -20,6 +21,7 @@ from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.standing import Standing
 from sangam_worker.tracking import Moved
 from sangam_worker.transfer.pairs import Pair, PairKey
+from sangam_worker.transfer.places import ReceivePlaces
 from sangam_worker.transfer.pool import KVGeometry
 from sangam_worker.transfer.protocol import KVTransport, Side
 from sangam_worker.transfer.wire import TransferAccepted, TransferRefusal, TransferRequest
@@ -82,6 +84,7 @@ class KVExchange:
         self._ask_sender = ask_sender
         self._metrics = metrics
         self._deadline_seconds = deadline_seconds
+        self._places = ReceivePlaces(transport.receives_at_once)
         self._pairs: dict[PairKey, Pair] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[BlockKey, asyncio.Task[None]] = {}
@@ -137,16 +140,18 @@ class KVExchange:
         """Receive once it is this block's turn; a channel that the sender lost is made anew."""
         for is_last_try in (False, True):
             pair = await self._turn(pair_key, deadline)
-            self._waiting.pop(key, None)
             try:
-                return await self._ask_and_receive(pair, key, source, pages, deadline)
-            except TransferRefused as error:
-                if error.refusal.code != "stale_channel" or is_last_try:
-                    raise
-                self._close(pair)
-            except Exception:
-                self._close(pair)  # its ends may disagree on what has been moved
-                raise
+                async with self._place(pair, deadline):
+                    self._waiting.pop(key, None)
+                    try:
+                        return await self._ask_and_receive(pair, key, source, pages, deadline)
+                    except TransferRefused as error:
+                        if error.refusal.code != "stale_channel" or is_last_try:
+                            raise
+                        self._close(pair)
+                    except Exception:
+                        self._close(pair)  # its ends may disagree on what has been moved
+                        raise
             finally:
                 pair.turn.release()
         raise AssertionError("the last try returns or raises")
@@ -163,6 +168,10 @@ class KVExchange:
             if not pair.is_aborted:
                 return pair
             pair.turn.release()
+
+    def _place(self, pair: Pair, deadline: float) -> AbstractAsyncContextManager[None]:
+        left = deadline - time.monotonic()
+        return self._places.taken(is_connected=pair.is_connected, timeout_seconds=left)
 
     async def _new_receiver(self, key: PairKey) -> Pair:
         offer = await asyncio.to_thread(self._transport.offer)
@@ -279,7 +288,8 @@ class KVExchange:
     def _open(self, key: PairKey, communicator: str, offer: str) -> Pair:
         now = time.monotonic()
         for pair in tuple(self._pairs.values()):
-            is_idle = not pair.num_transfers and now - pair.last_used_seconds > _IDLE_PAIR_SECONDS
+            is_in_use = pair.num_transfers or pair.turn.locked()
+            is_idle = not is_in_use and now - pair.last_used_seconds > _IDLE_PAIR_SECONDS
             is_former_life = (pair.key.side, pair.key.peer_id) == (key.side, key.peer_id)
             if is_idle or is_former_life:
                 self._close(pair)

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 
 from sangam_core.errors import ConfigurationError, TransferError
 from sangam_worker.transfer.pool import KVPool
-from sangam_worker.transfer.protocol import KVChannel, Side
+from sangam_worker.transfer.protocol import ANY_NUMBER, KVChannel, Side
 
 _RANKS = {Side.RECEIVER: 0, Side.SENDER: 1}
 _SHORTEST_SECONDS = 0.001
@@ -51,6 +51,7 @@ class GlooTransport:
 
     name = "gloo"
     staging_bytes = 0
+    receives_at_once = ANY_NUMBER
 
     def __init__(self, pool: KVPool, host: str) -> None:
         try:

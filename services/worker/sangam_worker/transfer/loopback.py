@@ -13,7 +13,7 @@ import torch
 
 from sangam_core.errors import TransferError
 from sangam_worker.transfer.pool import KVPool
-from sangam_worker.transfer.protocol import KVChannel, Side
+from sangam_worker.transfer.protocol import ANY_NUMBER, KVChannel, Side
 
 
 @dataclass(eq=False)
@@ -53,6 +53,7 @@ class LoopbackTransport:
 
     name = "loopback"
     staging_bytes = 0
+    receives_at_once = ANY_NUMBER
 
     def __init__(self, pool: KVPool, hub: LoopbackHub) -> None:
         self._pool = pool

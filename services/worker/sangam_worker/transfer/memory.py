@@ -1,7 +1,8 @@
 """What NCCL transfers take of a GPU's memory, as numbers: for the budget settled at a start.
 
-Pairs come and go with the fleet, so that a worker provides for some; more of them take from the
-share that is left free. No torch; ``lanes`` allocates by these numbers and counts what it has.
+Staging goes by the transfers under way, whose number is bounded; NCCL's own buffers by the open
+pairs, which come and go with the fleet. A worker provides for some of both; what is beyond takes
+from the share that is left free. No torch; ``lanes`` allocates by these numbers and counts.
 """
 
 SLOT_BYTES = 32 * 2**20
@@ -9,15 +10,26 @@ SLOT_BYTES = 32 * 2**20
 costs the host some 50 us, so that smaller ones would make it the slowest part."""
 
 NUM_SLOTS = 2
-"""Of a pair's end: one is on the wire while the other is filled or emptied."""
+"""Of a transfer: one is on the wire while the other is filled or emptied."""
+
+TRANSFERS_EACH_WAY = 8
+"""So many may be sent at once, and as many received; others wait for their turn. Each has two side
+streams, and torch has 32 a device: were they shared, a receive that waits for its peer would stand
+before another's copies. A few are as fast as a link or network card can be."""
 
 COMMUNICATOR_BYTES = 64 * 2**20
 """NCCL's own buffers for a pair's end with a few thread blocks, an estimate from above: up to four
 connections of 4 to 10 MiB. ``tests/gpu`` holds it against a GPU."""
 
 PAIRS_PROVIDED_FOR = 8
+"""Pairs whose communicators are provided for."""
 
 
 def provided_bytes() -> int:
-    """Memory to leave to transfers beside weights, graphs and pool."""
-    return PAIRS_PROVIDED_FOR * (NUM_SLOTS * SLOT_BYTES + COMMUNICATOR_BYTES)
+    """Memory to leave to transfers beside weights, graphs and pool.
+
+    Staging is of one direction: workers that only prefill or only decode never have more. One that
+    both sends and receives its fill takes as much again from the share that is left free.
+    """
+    staging_bytes = TRANSFERS_EACH_WAY * NUM_SLOTS * SLOT_BYTES
+    return staging_bytes + PAIRS_PROVIDED_FOR * COMMUNICATOR_BYTES

@@ -14,10 +14,10 @@ from sangam_core.errors import TransferError
 from sangam_worker.transfer.chunks import chunks_of
 from sangam_worker.transfer.lanes import Lanes, SideStreams
 from sangam_worker.transfer.layer_rows import LayeredPool, LayerRows
-from sangam_worker.transfer.memory import SLOT_BYTES
+from sangam_worker.transfer.memory import SLOT_BYTES, TRANSFERS_EACH_WAY
 from sangam_worker.transfer.nccl_channel import NcclChannel
 from sangam_worker.transfer.nccl_library import UNIQUE_ID_BYTES, Nccl
-from sangam_worker.transfer.nccl_link import open_link
+from sangam_worker.transfer.nccl_link import NOT_NCCLS, open_link
 from sangam_worker.transfer.protocol import KVChannel, Side
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,8 @@ class NcclTransport:
         library: what ``load_nccl`` returns.
         streams: the pool's device.
         max_ctas: thread blocks that a send or receive may occupy.
-        slot_bytes: staging memory of a channel is two slots of this.
+        slot_bytes: staging memory of a transfer is two slots of this.
+        transfers_each_way: so many may be sent at once, and as many received.
     """
 
     name = "nccl"
@@ -51,18 +52,24 @@ class NcclTransport:
         *,
         max_ctas: int,
         slot_bytes: int = SLOT_BYTES,
+        transfers_each_way: int = TRANSFERS_EACH_WAY,
     ) -> None:
         self._library = library
         self._streams = streams
         self._max_ctas = max_ctas
         self._rows = LayerRows(pool)
-        self._lanes = Lanes(streams, self._rows, slot_bytes)
+        self._lanes = Lanes(streams, self._rows, slot_bytes, transfers_each_way)
         self._ailments: dict[int, str] = {}
 
     @property
     def staging_bytes(self) -> int:
-        """Device memory that channels stage in; NCCL's own buffers are not counted."""
+        """Device memory that transfers stage in, kept for the next; NCCL's own is not counted."""
         return self._lanes.num_bytes
+
+    @property
+    def receives_at_once(self) -> int:
+        """As many as there are lanes to receive on."""
+        return self._lanes.each_way
 
     def warm_up(self) -> None:
         """Make the device load the copies' kernels, which might wait for a receive that runs.
@@ -71,22 +78,24 @@ class NcclTransport:
             TransferError: the device does not do them.
         """
         chunk = chunks_of(1, 1, 1)[0]
-        with self._streams.entered():
-            lane = self._lanes.take()
+        deadline = time.monotonic() + _WARM_UP_SECONDS
+        lane = self._lanes.take(Side.RECEIVER, deadline, lambda: None)
         lane.take_index(self._rows.index((0,)))
         for copy in (self._rows.gather, self._rows.scatter):
             lane.copies.launch(partial(copy, chunk, lane.index, lane.slots[0][:1]))
-        ends, deadline = lane.ends(), time.monotonic() + _WARM_UP_SECONDS
+        ends = lane.ends()
         while not all(end.is_done() for end in ends):
             if time.monotonic() > deadline:
                 raise TransferError("the GPU does not copy KV pages")
             time.sleep(_LOOK_SECONDS)
-        self._lanes.give_back(lane)
+        self._lanes.give_back(lane, Side.RECEIVER)
 
     def offer(self) -> str:
         """A new unique id, and what both ends must do alike: message size and thread blocks."""
         try:
             unique_id = bytes(self._library.get_unique_id())
+        except NOT_NCCLS:
+            raise
         except Exception as error:
             raise TransferError(f"NCCL: {type(error).__name__}: {error}") from error
         return f"{self._lanes.slot_pages}:{self._max_ctas}:{unique_id.hex()}"
@@ -106,20 +115,14 @@ class NcclTransport:
             max_ctas=max_ctas,
             deadline=time.monotonic() + timeout_seconds,
         )
-        try:
-            with self._streams.entered():
-                lane = self._lanes.take()
-        except RuntimeError as error:
-            link.end()
-            raise TransferError(f"no memory to stage KV in: {error}") from error
-        return NcclChannel(link, 1 - rank, self._rows, lane, self._lanes, self._note)
+        return NcclChannel(link, 1 - rank, self._rows, self._lanes, self._note)
 
     def ailment(self) -> str | None:
         """Whether the device still works on a transfer that was aborted."""
         return next(iter(tuple(self._ailments.values())), None)
 
     def close(self) -> None:
-        """Free the staging memory that no channel holds."""
+        """Free the staging memory that no transfer holds."""
         self._lanes.close()
 
     def _terms(self, offer: str) -> tuple[bytes, int]:

@@ -4,7 +4,8 @@ A transfer gathers pages into a staging slot, sends it, receives it into another
 message by message, two under way, all of it queued ahead, so that neither host nor pass waits for
 a message. The receiver's call returns when every layer is on its pages.
 
-A call that fails has ended the communicator and waited until the device has let go of the pages.
+Streams and staging are borrowed for one transfer: a channel that moves nothing holds none. A call
+that fails has ended the communicator and waited until the device has let go of pages and staging.
 A peer that dies without a word (no network between) is noticed at the deadline. Made by ``nccl``.
 """
 
@@ -12,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sangam_core.errors import TransferError
+from torch import Tensor
+
 from sangam_worker.transfer.chunks import Chunk, chunks_of, pages_in
 from sangam_worker.transfer.lanes import Lane, Lanes, Mark
 from sangam_worker.transfer.layer_rows import LayerRows
 from sangam_worker.transfer.memory import NUM_SLOTS
 from sangam_worker.transfer.nccl_link import Link
+from sangam_worker.transfer.protocol import Side
 
 _STUCK_SECONDS = 5.0
 """A call that has not ended so long after it should have is stuck inside NCCL."""
@@ -44,59 +47,61 @@ class NcclChannel:
         link: Link,
         peer: int,
         rows: LayerRows,
-        lane: Lane,
         lanes: Lanes,
         note: "Callable[[NcclChannel, str | None], None]",
     ) -> None:
         self._link = link
         self._peer = peer
         self._rows = rows
-        self._lane: Lane | None = lane
         self._lanes = lanes
         self._note = note
         self._in_use = threading.Lock()
 
     def send(self, pages: Sequence[int], timeout_seconds: float) -> int:
         """Send pages, message by message."""
-        return self._move(self._send_chunk, pages, timeout_seconds)
+        return self._move(Side.SENDER, pages, timeout_seconds)
 
     def receive(self, pages: Sequence[int], timeout_seconds: float) -> int:
         """Receive pages, message by message."""
-        return self._move(self._receive_chunk, pages, timeout_seconds)
+        return self._move(Side.RECEIVER, pages, timeout_seconds)
 
     def abort(self) -> None:
         """End the channel. A call that waits sees it at once; what takes time is a thread's."""
         if self._link.give_up():
             threading.Thread(target=self._finish, name="kv abort", daemon=True).start()
 
-    def _move(self, move: _MoveChunk, pages: Sequence[int], timeout_seconds: float) -> int:
+    def _move(self, side: Side, pages: Sequence[int], timeout_seconds: float) -> int:
         deadline = time.monotonic() + timeout_seconds
         watch = threading.Timer(timeout_seconds + _STUCK_SECONDS, self.abort)
         watch.daemon = True
         watch.start()
+        lane: Lane | None = None
         try:
             with self._in_use:
                 try:
-                    return self._run(move, pages, deadline)
+                    index = self._rows.index(pages)
+                    self._link.stop_if_given_up()
+                    lane = self._lanes.take(side, deadline, self._link.stop_if_given_up)
+                    self._run(lane, side, index, deadline)
                 except BaseException:
-                    self._end()
+                    self._end(lane, side)
                     raise
+                self._lanes.give_back(lane, side)
         finally:
             watch.cancel()
+        return self._rows.num_layers * len(pages) * self._rows.page_bytes
 
-    def _run(self, move: _MoveChunk, pages: Sequence[int], deadline: float) -> int:
-        if (lane := self._lane) is None:
-            raise TransferError("the channel was aborted")
-        index = self._rows.index(pages)
+    def _run(self, lane: Lane, side: Side, index: Tensor, deadline: float) -> None:
+        """One transfer; all that it had the device do is done when this returns."""
+        move: _MoveChunk = self._send_chunk if side is Side.SENDER else self._receive_chunk
         lane.take_index(index)
-        chunks = chunks_of(self._rows.num_layers, len(pages), self._lanes.slot_pages)
+        chunks = chunks_of(self._rows.num_layers, len(index), self._lanes.slot_pages)
         free: list[Mark | None] = [None] * NUM_SLOTS
         for number, chunk in enumerate(chunks):
             slot = number % NUM_SLOTS
             free[slot] = move(lane, slot, chunk, free[slot], deadline)
         for end in lane.ends():
             self._link.wait(end.is_done, deadline)
-        return self._rows.num_layers * len(pages) * self._rows.page_bytes
 
     def _send_chunk(
         self, lane: Lane, slot: int, chunk: Chunk, free: Mark | None, deadline: float
@@ -124,18 +129,14 @@ class NcclChannel:
 
     def _finish(self) -> None:
         """Bring about the end, after whoever uses the channel or in their place."""
-        if self._in_use.acquire(timeout=_STUCK_SECONDS):
-            try:
-                self._end()
-            finally:
-                self._in_use.release()
-        else:
-            self._link.end()  # the call is stuck in NCCL, which this alone can wake
+        is_mine = self._in_use.acquire(timeout=_STUCK_SECONDS)
+        self._link.end()  # a call that is stuck in NCCL is woken by this alone
+        if is_mine:
+            self._in_use.release()
 
-    def _end(self) -> None:
+    def _end(self, lane: Lane | None, side: Side) -> None:
         """End the communicator, and wait until the device has let go of pages and staging."""
         self._link.end()
-        lane, self._lane = self._lane, None
         if lane is None:
             return
         try:
@@ -145,7 +146,7 @@ class NcclChannel:
             self._lanes.lose(lane)
         else:
             self._note(self, None)
-            self._lanes.give_back(lane)
+            self._lanes.give_back(lane, side)
 
     def _wait_for_device(self, ends: tuple[Mark, ...]) -> None:
         reported_at = time.monotonic() + _LET_GO_SECONDS

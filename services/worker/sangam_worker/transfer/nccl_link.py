@@ -24,6 +24,11 @@ _LONGEST_PAUSE_SECONDS = 500e-6
 """Short against a transfer, long enough to leave the interpreter to the GPU thread."""
 
 
+NOT_NCCLS = (TransferError, TypeError, AttributeError)
+"""What passes through a call into NCCL as it is: the bindings' own exceptions have no base in
+common, and are none of Python's two for a call that cannot be made so, which is a bug of ours."""
+
+
 class Link:
     """One communicator. One thread uses it at a time; ``give_up`` and ``end`` any."""
 
@@ -44,10 +49,10 @@ class Link:
         """Call into NCCL and wait until it has queued what it was told. Raises as ``wait``."""
         try:
             make_calls(self.communicator)
-        except TransferError:
+        except NOT_NCCLS:
             raise
         except Exception as error:
-            self._stop_if_given_up()
+            self.stop_if_given_up()
             raise TransferError(f"NCCL: {type(error).__name__}: {error}") from error
         self.wait(lambda: self._state() == SUCCESS, deadline)
 
@@ -62,7 +67,7 @@ class Link:
         """
         pause_seconds = _SHORTEST_PAUSE_SECONDS
         while True:
-            self._stop_if_given_up()
+            self.stop_if_given_up()
             if (state := self._state()) not in (SUCCESS, IN_PROGRESS):
                 raise TransferError(f"NCCL: {self._library.get_error_string(state)}")
             if is_met():
@@ -94,13 +99,14 @@ class Link:
     def _state(self) -> int:
         try:
             return int(self.communicator.get_async_error())
-        except TransferError:
+        except NOT_NCCLS:
             raise
         except Exception as error:
-            self._stop_if_given_up()
+            self.stop_if_given_up()
             raise TransferError(f"NCCL: {type(error).__name__}: {error}") from error
 
-    def _stop_if_given_up(self) -> None:
+    def stop_if_given_up(self) -> None:
+        """``TransferError`` once the link was given up."""
         if self._given_up.is_set():
             raise TransferError("the channel was aborted")
 
@@ -125,6 +131,8 @@ def open_link(
         with streams.entered():
             name = library.UniqueId.from_bytes(unique_id)
             link = Link(library, library.Communicator.init(num_ranks, rank, name, config))
+    except NOT_NCCLS:
+        raise
     except Exception as error:
         message = f"NCCL did not connect: {type(error).__name__}: {error}"
         raise TransferError(message) from error
@@ -133,4 +141,7 @@ def open_link(
     except TransferError as error:
         link.end()
         raise TransferError(f"NCCL did not connect: {error}") from None
+    except BaseException:
+        link.end()
+        raise
     return link

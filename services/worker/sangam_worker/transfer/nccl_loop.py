@@ -18,6 +18,7 @@ from sangam_worker.transfer.layer_rows import LayeredPool, LayerRows
 from sangam_worker.transfer.memory import NUM_SLOTS, SLOT_BYTES
 from sangam_worker.transfer.nccl_library import Communicator, Nccl
 from sangam_worker.transfer.nccl_link import open_link
+from sangam_worker.transfer.protocol import Side
 
 _CONNECT_SECONDS = 30.0
 _SELF = 0
@@ -54,8 +55,10 @@ class NcclLoop:
             max_ctas=max_ctas,
             deadline=time.monotonic() + _CONNECT_SECONDS,
         )
-        with streams.entered():
-            self._out, self._in = self._lanes.take(), self._lanes.take()
+        self._out, self._in = (
+            self._lanes.take(side, time.monotonic(), self._link.stop_if_given_up)
+            for side in (Side.SENDER, Side.RECEIVER)
+        )
 
     def __enter__(self) -> Self:
         return self

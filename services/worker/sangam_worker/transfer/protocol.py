@@ -6,9 +6,13 @@ NCCL unique id, or the address of a gloo store), and both connect with it. Calls
 in a thread of the channel's own (``exchange``). Nothing here knows torch or HTTP.
 """
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
+
+ANY_NUMBER = sys.maxsize
+"""Of receives at once, where nothing bounds them."""
 
 
 class Side(StrEnum):
@@ -54,6 +58,11 @@ class KVTransport(Protocol):
     @property
     def staging_bytes(self) -> int:
         """Device memory that transfers hold beside the pool, between transfers too."""
+        ...
+
+    @property
+    def receives_at_once(self) -> int:
+        """How many channels may receive at once; senders are asked for no more."""
         ...
 
     def offer(self) -> str:

@@ -1,0 +1,41 @@
+"""How many blocks a worker receives at once: as many as its transport can, for the rest a queue.
+
+A place is taken before the sender is asked, so that no sender waits for a receiver that has none.
+Peers that cannot be reached hold at most half of the places: a pair that is not connected yet
+needs another's leave first. Called by ``exchange``, on the event loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from sangam_core.errors import TransferError
+
+
+class ReceivePlaces:
+    """The places of one worker.
+
+    Args:
+        num_places: at least 1.
+    """
+
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
+        self._all = asyncio.Semaphore(num_places)
+        self._connecting = asyncio.Semaphore(max(1, num_places // 2))
+
+    @asynccontextmanager
+    async def taken(self, *, is_connected: bool, timeout_seconds: float) -> AsyncIterator[None]:
+        """Hold a place. ``TransferError`` when none comes free in time."""
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    if not is_connected:
+                        await held.enter_async_context(self._connecting)
+                    await held.enter_async_context(self._all)
+            except TimeoutError:
+                raise TransferError(
+                    f"other blocks are being received (at most {self._num_places} at once, half of "
+                    "them from new peers), and none was before the deadline"
+                ) from None
+            yield
