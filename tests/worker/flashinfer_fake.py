@@ -10,9 +10,20 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.worker.flashinfer_formulas import (
+    append_paged_kv_cache,
+    apply_rope_with_cos_sin_cache_inplace,
+    attend,
+    check_heads,
+    check_indices,
+    check_indptr,
+    check_queries,
+    fused_add_rmsnorm,
+    rmsnorm,
+    silu_and_mul,
+)
 from torch import Tensor
 
-HEAD_DIMS = (64, 128, 256)
 NUM_SMS = 132
 
 
@@ -86,7 +97,7 @@ class _Wrapper:
     def _keep(
         self, heads: tuple[int, int, int], causal: bool, sm_scale: float | None, q: Any, kv: Any
     ) -> None:
-        _check_heads(*heads)
+        check_heads(*heads)
         self._heads, self._causal = heads, causal
         self._scale = heads[2] ** -0.5 if sm_scale is None else sm_scale
         self._dtypes = q, q if kv is None else kv
@@ -121,7 +132,7 @@ class _Paged(_Wrapper):
             given = [each for each in buffers.values() if each is not None]
             assert len(given) == len(buffers)
             for each in given:
-                _check_indices(each)
+                check_indices(each)
             qo, kv, _, last = (len(each) for each in given)
             assert qo == kv == last + 1
             self._buffers, self._batch_size, self._most_rows = given, last, None
@@ -173,10 +184,10 @@ class _Paged(_Wrapper):
         max_token_per_sequence: int | None = None,
     ) -> None:
         for each in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
-            _check_indices(each)
+            check_indices(each)
         batch_size = len(qo_indptr) - 1
-        _check_indptr(qo_indptr)
-        _check_indptr(paged_kv_indptr)
+        check_indptr(qo_indptr)
+        check_indptr(paged_kv_indptr)
         assert len(paged_kv_indptr) == batch_size + 1
         assert len(paged_kv_last_page_len) == batch_size
         assert len(paged_kv_indices) == paged_kv_indptr[-1]
@@ -187,7 +198,7 @@ class _Paged(_Wrapper):
         assert paged_kv_last_page_len.max() <= page_size
         lengths = (paged_kv_indptr.diff() - 1).clamp(min=0) * page_size + paged_kv_last_page_len
         if seq_lens is not None:
-            _check_indices(seq_lens)
+            check_indices(seq_lens)
             assert torch.equal(seq_lens, lengths)
         if max_token_per_sequence is not None:
             assert max_token_per_sequence >= qo_indptr.diff().max()
@@ -244,7 +255,7 @@ class _Paged(_Wrapper):
         assert (q.dtype, paged_kv_cache.dtype) == self._dtypes
         assert q.shape[1:] == (num_qo_heads, head_dim)
         most_rows = self._qo_indptr[-1] if self._buffers is None else q.size(0)
-        out = _check_queries(q, most_rows, out)
+        out = check_queries(q, most_rows, out)
         out[: self._qo_indptr[-1]] = torch.nan
         k_cache, v_cache = paged_kv_cache.unbind(1)
         for number, last_page_len in enumerate(self._last_page_len):
@@ -252,7 +263,7 @@ class _Paged(_Wrapper):
             length = (len(pages) - 1) * self._page_size + last_page_len
             k, v = (side[pages].flatten(0, 1)[:length] for side in (k_cache, v_cache))
             rows = slice(self._qo_indptr[number], self._qo_indptr[number + 1])
-            out[rows] = _attend(q[rows], k, v, self._scale, self._causal)
+            out[rows] = attend(q[rows], k, v, self._scale, self._causal)
         return out
 
 
@@ -283,8 +294,8 @@ class _Ragged(_Wrapper):
         kv_data_type: str | torch.dtype | None = None,
     ) -> None:
         for each in (qo_indptr, kv_indptr):
-            _check_indices(each)
-            _check_indptr(each)
+            check_indices(each)
+            check_indptr(each)
         assert len(qo_indptr) == len(kv_indptr)
         heads = (num_qo_heads, num_kv_heads, head_dim_qk)
         self._keep(heads, causal, sm_scale, q_data_type, kv_data_type)
@@ -298,98 +309,18 @@ class _Ragged(_Wrapper):
         assert k.shape == v.shape == (self._kv_indptr[-1], num_kv_heads, head_dim)
         assert (q.dtype, k.dtype) == self._dtypes
         assert q.shape[1:] == (num_qo_heads, head_dim)
-        out = _check_queries(q, self._qo_indptr[-1], out).fill_(torch.nan)
+        out = check_queries(q, self._qo_indptr[-1], out).fill_(torch.nan)
         for number in range(len(self._qo_indptr) - 1):
             rows = slice(self._qo_indptr[number], self._qo_indptr[number + 1])
             seen = slice(self._kv_indptr[number], self._kv_indptr[number + 1])
-            out[rows] = _attend(q[rows], k[seen], v[seen], self._scale, self._causal)
+            out[rows] = attend(q[rows], k[seen], v[seen], self._scale, self._causal)
         return out
 
 
-def append_paged_kv_cache(
-    append_key: Tensor,
-    append_value: Tensor,
-    batch_indices: Tensor,
-    positions: Tensor,
-    paged_kv_cache: Tensor,
-    kv_indices: Tensor,
-    kv_indptr: Tensor,
-    kv_last_page_len: Tensor,
-    kv_layout: str = "NHD",
-) -> None:
-    assert kv_layout == "NHD"
-    page_size, num_heads, head_dim = paged_kv_cache.shape[2:]
-    assert append_key.shape == append_value.shape == (len(positions), num_heads, head_dim)
-    assert append_key.dtype == append_value.dtype == paged_kv_cache.dtype
-    assert append_key.stride(-1) == append_value.stride(-1) == 1
-    assert head_dim in HEAD_DIMS
-    assert len(batch_indices) == len(positions)
-    assert len(kv_indptr) == len(kv_last_page_len) + 1
-    for each in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
-        _check_indices(each)
-    iterations = kv_indptr[batch_indices.long()] * page_size + positions
-    pages = kv_indices[(iterations // page_size).long()].long()
-    slots = (iterations % page_size).long()
-    paged_kv_cache[pages, 0, slots] = append_key
-    paged_kv_cache[pages, 1, slots] = append_value
-
-
-def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:  # noqa: A002
-    _check_half(input, weight)
-    assert input.dim() == 2
-    return _normed(input.float(), weight, eps).to(input.dtype)
-
-
-def fused_add_rmsnorm(
-    input: Tensor,  # noqa: A002
-    residual: Tensor,
-    weight: Tensor,
-    eps: float = 1e-6,
-) -> None:
-    _check_half(input, residual, weight)
-    assert input.shape == residual.shape
-    assert input.dim() == 2
-    x = input.float() + residual.float()
-    residual.copy_(x)
-    input.copy_(_normed(x, weight, eps))
-
-
-def silu_and_mul(input: Tensor) -> Tensor:  # noqa: A002
-    _check_half(input)
-    half = input.shape[-1] // 2
-    if input.shape[-1] * input.dtype.itemsize % 16:
-        raise ValueError("The pointers must be multiple of 16 bytes.")
-    assert half * input.dtype.itemsize % 16 == 0, "the second half's loads are misaligned"
-    x, y = input[..., :half].float(), input[..., half:].float()
-    return (x / (1 + (-x).exp()) * y).to(input.dtype)
-
-
-def apply_rope_with_cos_sin_cache_inplace(
-    positions: Tensor,
-    query: Tensor,
-    key: Tensor,
-    head_size: int,
-    cos_sin_cache: Tensor,
-    is_neox: bool = True,
-) -> None:
-    _check_half(query, key)
-    if cos_sin_cache.dtype != torch.float32:
-        raise ValueError("cos_sin_cache should be float32")
-    assert cos_sin_cache.is_contiguous()
-    assert positions.is_contiguous()
-    assert positions.dtype in (torch.int32, torch.int64)
-    assert head_size in HEAD_DIMS, "another kernel, which we do not use"
-    assert is_neox
-    assert positions.min() >= 0
-    assert positions.max() < len(cos_sin_cache)
-    half = head_size // 2
-    cos = cos_sin_cache[positions.long(), None, :half]
-    sin = cos_sin_cache[positions.long(), None, half:]
-    for x in (query, key):
-        x = x.view(x.shape[0], -1, head_size)
-        first, second = x[..., :half].float(), x[..., half:].float()
-        x[..., :half] = first * cos - second * sin
-        x[..., half:] = second * cos + first * sin
+def _check_workspace(buffer: Tensor, backend: str) -> None:
+    assert buffer.dtype == torch.uint8
+    assert buffer.data_ptr() % 16 == 0
+    assert backend in ("fa2", "fa3")
 
 
 SIGNATURES = {
@@ -407,57 +338,3 @@ SIGNATURES = {
     "apply_rope_with_cos_sin_cache_inplace": apply_rope_with_cos_sin_cache_inplace,
 }
 """What the fake takes, to compare with what the library takes."""
-
-
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * ((x * x).mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    k, v = (side.float().repeat_interleave(group, 1) for side in (k, v))
-    scores = torch.einsum("thd,shd->hts", q.float(), k) * scale
-    if causal:
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return torch.einsum("hts,shd->thd", scores.softmax(-1), v).to(q.dtype)
-
-
-def _check_queries(q: Tensor, num_rows: int, out: Tensor | None) -> Tensor:
-    if q.size(0) != num_rows:
-        raise ValueError(f"q.shape[0] ({q.size(0)}) does not match qo_indptr[-1]")
-    assert q.stride(-1) == 1
-    out = q.new_empty(q.shape) if out is None else out
-    assert (out.shape, out.dtype) == (q.shape, q.dtype)
-    assert out.is_contiguous(), "FA2 takes no strides of the result"
-    return out
-
-
-def _check_half(*tensors: Tensor) -> None:
-    for each in tensors:
-        if each.dtype not in (torch.bfloat16, torch.float16):
-            raise TypeError(f"no kernel for {each.dtype}")
-        assert each.stride(-1) == 1
-
-
-def _check_workspace(buffer: Tensor, backend: str) -> None:
-    assert buffer.dtype == torch.uint8
-    assert buffer.data_ptr() % 16 == 0
-    assert backend in ("fa2", "fa3")
-
-
-def _check_indices(indices: Tensor) -> None:
-    assert indices.dtype == torch.int32, "other types choose or break a kernel"
-    assert indices.dim() == 1
-    assert indices.is_contiguous()
-
-
-def _check_indptr(indptr: Tensor) -> None:
-    assert indptr[0] == 0
-    assert len(indptr) >= 2
-    assert (indptr.diff() >= 0).all()
-
-
-def _check_heads(num_qo_heads: int, num_kv_heads: int, head_dim: int) -> None:
-    assert num_qo_heads % num_kv_heads == 0
-    assert head_dim in HEAD_DIMS

@@ -1,8 +1,8 @@
 """The real FlashInfer on a CPU, down to its compiled modules: those are stand-ins.
 
-Run as a process of its own by ``test_flashinfer_backend``. All of the library's Python runs: what
+Run as a process of its own by ``test_flashinfer_operators``. All of the library's Python runs: what
 it checks, derives, converts and hands to its kernels. The stand-ins take what the kernels take and
-compute by the formulas of ``flashinfer_fake``.
+compute by ``flashinfer_formulas``.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Any
 import flashinfer
 import torch
 from flashinfer import activation, norm, page, prefill, rope
-from tests.worker import flashinfer_fake as fake
+from tests.worker import flashinfer_formulas as formulas
 from tests.worker.attention_batches import (
     a_pool,
     expected,
@@ -127,7 +127,7 @@ class AttentionKernels:
             length = (len(pages) - 1) * k_cache.shape[1] + int(last_page_len[number])
             k, v = (side[pages].flatten(0, 1)[:length] for side in (k_cache, v_cache))
             rows = slice(int(qo_indptr[number]), int(qo_indptr[number + 1]))
-            out[rows] = fake._attend(q[rows], k, v, scale, causal=False)
+            out[rows] = formulas.attend(q[rows], k, v, scale, causal=False)
 
     def ragged_run(
         self,
@@ -147,7 +147,7 @@ class AttentionKernels:
         for number in range(len(qo_indptr) - 1):
             rows = slice(int(qo_indptr[number]), int(qo_indptr[number + 1]))
             seen = slice(int(kv_indptr[number]), int(kv_indptr[number + 1]))
-            out[rows] = fake._attend(q[rows], k[seen], v[seen], scale, causal=False)
+            out[rows] = formulas.attend(q[rows], k[seen], v[seen], scale, causal=False)
 
     def _scale(self, rest: tuple[Any, ...]) -> float:
         mask_mode, layout, window_left, _, *others = rest
@@ -164,7 +164,7 @@ def append(
     *tables, layout = rest
     assert layout == _NHD
     both = torch.stack((k, v), 1)
-    fake.append_paged_kv_cache(key, value, batch, positions, both, *tables)
+    formulas.append_paged_kv_cache(key, value, batch, positions, both, *tables)
     k.copy_(both[:, 0])
     v.copy_(both[:, 1])
 
@@ -174,19 +174,19 @@ def rotated(
 ) -> None:
     assert (q.data_ptr(), k.data_ptr()) == (q_rope.data_ptr(), k_rope.data_ptr())
     assert not inter
-    fake.apply_rope_with_cos_sin_cache_inplace(ids, q, k, q.shape[-1], cache)
+    formulas.apply_rope_with_cos_sin_cache_inplace(ids, q, k, q.shape[-1], cache)
 
 
 def normed(out: Tensor, x: Tensor, weight: Tensor, eps: float, pdl: bool) -> None:
-    out.copy_(fake.rmsnorm(x, weight, eps))
+    out.copy_(formulas.rmsnorm(x, weight, eps))
 
 
 def added_and_normed(x: Tensor, residual: Tensor, weight: Tensor, eps: float, pdl: bool) -> None:
-    fake.fused_add_rmsnorm(x, residual, weight, eps)
+    formulas.fused_add_rmsnorm(x, residual, weight, eps)
 
 
 def gated(out: Tensor, x: Tensor, pdl: bool) -> None:
-    out.copy_(fake.silu_and_mul(x))
+    out.copy_(formulas.silu_and_mul(x))
 
 
 def stand_in() -> None:

@@ -1,0 +1,144 @@
+"""What FlashInfer's kernels compute, by the formula, on a CPU.
+
+Arguments are the real functions' by name, order and default (a test compares them). What the
+kernels rely on and cannot report is checked: index types, strides, supported dimensions.
+"""
+
+import torch
+from torch import Tensor
+
+HEAD_DIMS = (64, 128, 256)
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: Tensor,
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+    kv_layout: str = "NHD",
+) -> None:
+    assert kv_layout == "NHD"
+    page_size, num_heads, head_dim = paged_kv_cache.shape[2:]
+    assert append_key.shape == append_value.shape == (len(positions), num_heads, head_dim)
+    assert append_key.dtype == append_value.dtype == paged_kv_cache.dtype
+    assert append_key.stride(-1) == append_value.stride(-1) == 1
+    assert head_dim in HEAD_DIMS
+    assert len(batch_indices) == len(positions)
+    assert len(kv_indptr) == len(kv_last_page_len) + 1
+    for each in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
+        check_indices(each)
+    iterations = kv_indptr[batch_indices.long()] * page_size + positions
+    pages = kv_indices[(iterations // page_size).long()].long()
+    slots = (iterations % page_size).long()
+    paged_kv_cache[pages, 0, slots] = append_key
+    paged_kv_cache[pages, 1, slots] = append_value
+
+
+def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:  # noqa: A002
+    check_half(input, weight)
+    assert input.dim() == 2
+    return _normed(input.float(), weight, eps).to(input.dtype)
+
+
+def fused_add_rmsnorm(
+    input: Tensor,  # noqa: A002
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+) -> None:
+    check_half(input, residual, weight)
+    assert input.shape == residual.shape
+    assert input.dim() == 2
+    x = input.float() + residual.float()
+    residual.copy_(x)
+    input.copy_(_normed(x, weight, eps))
+
+
+def silu_and_mul(input: Tensor) -> Tensor:  # noqa: A002
+    check_half(input)
+    half = input.shape[-1] // 2
+    if input.shape[-1] * input.dtype.itemsize % 16:
+        raise ValueError("The pointers must be multiple of 16 bytes.")
+    assert half * input.dtype.itemsize % 16 == 0, "the second half's loads are misaligned"
+    x, y = input[..., :half].float(), input[..., half:].float()
+    return (x / (1 + (-x).exp()) * y).to(input.dtype)
+
+
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    head_size: int,
+    cos_sin_cache: Tensor,
+    is_neox: bool = True,
+) -> None:
+    check_half(query, key)
+    if cos_sin_cache.dtype != torch.float32:
+        raise ValueError("cos_sin_cache should be float32")
+    assert cos_sin_cache.is_contiguous()
+    assert positions.is_contiguous()
+    assert positions.dtype in (torch.int32, torch.int64)
+    assert head_size in HEAD_DIMS, "another kernel, which we do not use"
+    assert is_neox
+    assert positions.min() >= 0
+    assert positions.max() < len(cos_sin_cache)
+    half = head_size // 2
+    cos = cos_sin_cache[positions.long(), None, :half]
+    sin = cos_sin_cache[positions.long(), None, half:]
+    for x in (query, key):
+        x = x.view(x.shape[0], -1, head_size)
+        first, second = x[..., :half].float(), x[..., half:].float()
+        x[..., :half] = first * cos - second * sin
+        x[..., half:] = second * cos + first * sin
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * ((x * x).mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = (side.float().repeat_interleave(group, 1) for side in (k, v))
+    scores = torch.einsum("thd,shd->hts", q.float(), k) * scale
+    if causal:
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(len(k) - len(q) + 1)
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.einsum("hts,shd->thd", scores.softmax(-1), v).to(q.dtype)
+
+
+def check_queries(q: Tensor, num_rows: int, out: Tensor | None) -> Tensor:
+    if q.size(0) != num_rows:
+        raise ValueError(f"q.shape[0] ({q.size(0)}) does not match qo_indptr[-1]")
+    assert q.stride(-1) == 1
+    out = q.new_empty(q.shape) if out is None else out
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert out.is_contiguous(), "FA2 takes no strides of the result"
+    return out
+
+
+def check_half(*tensors: Tensor) -> None:
+    for each in tensors:
+        if each.dtype not in (torch.bfloat16, torch.float16):
+            raise TypeError(f"no kernel for {each.dtype}")
+        assert each.stride(-1) == 1
+
+
+def check_indices(indices: Tensor) -> None:
+    assert indices.dtype == torch.int32, "other types choose or break a kernel"
+    assert indices.dim() == 1
+    assert indices.is_contiguous()
+
+
+def check_indptr(indptr: Tensor) -> None:
+    assert indptr[0] == 0
+    assert len(indptr) >= 2
+    assert (indptr.diff() >= 0).all()
+
+
+def check_heads(num_qo_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    assert num_qo_heads % num_kv_heads == 0
+    assert head_dim in HEAD_DIMS
