@@ -157,7 +157,7 @@ def test_a_thread_that_cannot_be_prepared_does_not_start() -> None:
 
 def test_a_device_that_hangs_while_the_thread_is_prepared_ends_the_start() -> None:
     gate = threading.Event()
-    bench = Bench(prepare=lambda: _passed(gate), stall_seconds=0.02)
+    bench = Bench(prepare=lambda: _passed(gate), prepare_seconds=0.02)
     with pytest.raises(EngineError, match=r"not ready after 0.02 s"):
         bench.loop.start()
     gate.set()

@@ -82,6 +82,7 @@ class EngineLoop:
         stall_seconds: an iteration longer than this makes the loop unhealthy.
         prepare: run on the thread before anything else. Libraries keep some of what they make by
             thread (cuBLAS its handle, with tens of MiB), so that a warm-up elsewhere is not enough.
+        prepare_seconds: longest time for that.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class EngineLoop:
         max_engine_failures: int = 3,
         stall_seconds: float = 300.0,
         prepare: Callable[[], None] = lambda: None,
+        prepare_seconds: float = 300.0,
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
@@ -102,7 +104,7 @@ class EngineLoop:
         self._clock = clock
         self._max_engine_failures = max_engine_failures
         self._stall_seconds = stall_seconds
-        self._prepare = prepare
+        self._prepare, self._prepare_seconds = prepare, prepare_seconds
         self._prepared: Future[None] = Future()
         self._inbox = Inbox()
         self._books = Books(scheduler, clock)
@@ -124,14 +126,14 @@ class EngineLoop:
         """Start the thread; returns when it is prepared.
 
         Raises:
-            EngineError: that takes longer than ``stall_seconds``.
+            EngineError: that takes longer than ``prepare_seconds``.
             Exception: what it ended with.
         """
         self._thread.start()
-        done, _ = wait([self._prepared], self._stall_seconds)
+        done, _ = wait([self._prepared], self._prepare_seconds)
         if not done:
             raise EngineError(
-                f"the GPU thread was not ready after {self._stall_seconds:g} s: its device hangs"
+                f"the GPU thread was not ready after {self._prepare_seconds:g} s: its device hangs"
             )
         self._prepared.result()
 

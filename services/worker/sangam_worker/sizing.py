@@ -30,7 +30,7 @@ _WORKSPACE_BYTES = 192 * _MIB
 
 _LIBRARY_BYTES = 512 * _MIB
 """What CUDA libraries take on their own as they are first used: kernels, which are loaded lazily,
-and cuBLAS's workspaces (32 MiB a stream on Hopper)."""
+and cuBLAS's workspaces (32 MiB a thread and stream on Hopper)."""
 
 FIXED_BYTES = _WORKSPACE_BYTES + _LIBRARY_BYTES
 """Part of ``activation_bytes``, whatever the iteration."""
