@@ -67,6 +67,16 @@ class TestLanes(NcclRig):
         move(*others, range(20), range(20))
         assert here.staging_bytes == 2 * self.lane_bytes
 
+    def test_a_transfer_that_failed_gives_its_lane_back_once_the_device_has_let_go(self) -> None:
+        here, there = self.transports(transfers_each_way=1)
+        for number in range(3):
+            sender, receiver = self.pair(here, there, str(number))
+            with pytest.raises(TransferError):
+                sender.send((0,), 0.1)
+            receiver.abort()
+        move(*self.pair(here, there, "last"), (0,), (0,))
+        assert [len(device.made) for device in self.devices_made] == [2, 2]
+
     def test_a_lane_of_a_device_that_failed_is_never_lent_again(self) -> None:
         here, there = self.transports(transfers_each_way=1)
         here.warm_up()
@@ -125,7 +135,7 @@ class TestLanes(NcclRig):
         assert here.staging_bytes == 2 * pool.layers.nbytes + 8 * 64
 
     def test_memory_that_is_short_is_an_error_of_the_transfer(self) -> None:
-        here, there = self.transports()
+        here, there = self.transports(transfers_each_way=1)
         self.devices_made[0].is_out_of_memory = True
         sender, receiver = self.pair(here, there)
         with pytest.raises(TransferError, match="no memory to stage KV in"):

@@ -1,0 +1,177 @@
+"""How many blocks a worker receives at once: the places, and the exchange that keeps to them."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from tests.worker.fakes import ToyPool
+from tests.worker.harness import eventually
+
+from sangam_core.errors import TransferError
+from sangam_core.placement import Role
+from sangam_core.wire import BlockKey, KVSource, LossReason
+from sangam_worker.metrics import WorkerMetrics
+from sangam_worker.standing import Standing
+from sangam_worker.tracking import Moved
+from sangam_worker.transfer import exchange as exchange_module
+from sangam_worker.transfer.exchange import KVExchange
+from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
+from sangam_worker.transfer.places import ReceivePlaces
+from sangam_worker.transfer.pool import KVGeometry
+from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
+
+
+async def taken(
+    places: ReceivePlaces, held: AsyncExitStack, is_connected: bool, seconds: float = 0.02
+) -> None:
+    await held.enter_async_context(places.taken(is_connected=is_connected, timeout_seconds=seconds))
+
+
+async def test_there_are_as_many_places_as_the_transport_can_receive_at_once() -> None:
+    places = ReceivePlaces(3)
+    async with AsyncExitStack() as held:
+        for _ in range(3):
+            await taken(places, held, is_connected=True)
+        with pytest.raises(TransferError, match="at most 3 at once"):
+            await taken(places, held, is_connected=True)
+    async with AsyncExitStack() as held:
+        for _ in range(3):
+            await taken(places, held, is_connected=True)
+
+
+async def test_peers_that_cannot_be_reached_leave_half_of_the_places_to_others() -> None:
+    places = ReceivePlaces(4)
+    async with AsyncExitStack() as held:
+        for _ in range(2):
+            await taken(places, held, is_connected=False)
+        with pytest.raises(TransferError):
+            await taken(places, held, is_connected=False)
+        for _ in range(2):
+            await taken(places, held, is_connected=True)
+    async with AsyncExitStack() as held:
+        for _ in range(2):
+            await taken(places, held, is_connected=False)
+
+
+async def test_a_single_place_is_for_new_peers_too() -> None:
+    async with AsyncExitStack() as held:
+        await taken(ReceivePlaces(1), held, is_connected=False)
+
+
+async def test_who_gives_up_waiting_takes_no_place() -> None:
+    places = ReceivePlaces(1)
+    async with AsyncExitStack() as held, AsyncExitStack() as never:
+        await taken(places, held, is_connected=False)
+        waiting = asyncio.create_task(taken(places, never, is_connected=False, seconds=30.0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    async with AsyncExitStack() as held:
+        await taken(places, held, is_connected=False)
+
+
+class FewReceives(LoopbackTransport):
+    """One block at a time."""
+
+    receives_at_once = 1
+
+
+class Ended:
+    """Stands for the GPU thread; notes how transfers ended."""
+
+    def __init__(self) -> None:
+        self.results: dict[BlockKey, Moved | LossReason] = {}
+
+    def pin(self, key: BlockKey) -> Any:
+        raise NotImplementedError
+
+    def unpin(self, key: BlockKey) -> None:
+        raise NotImplementedError
+
+    def transfer_ended(self, key: BlockKey, result: Moved | LossReason) -> None:
+        self.results[key] = result
+
+
+class SilentSenders:
+    """Senders that do not answer until they are told to refuse."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.refuses = asyncio.Event()
+
+    async def ask(self, url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
+        self.asked.append(request.key.request_id)
+        async with asyncio.timeout(30):
+            await self.refuses.wait()
+        raise TransferError("no")
+
+
+def an_exchange(senders: SilentSenders, ended: Ended, seconds: float) -> KVExchange:
+    metrics, pool = WorkerMetrics(), ToyPool()
+    return KVExchange(
+        standing=Standing(worker_id="w", url="", model="small", role=Role.DECODE, metrics=metrics),
+        blocks=ended,
+        transport=FewReceives(pool, LoopbackHub()),
+        geometry=KVGeometry.of(pool),
+        ask_sender=senders.ask,
+        metrics=metrics,
+        deadline_seconds=seconds,
+    )
+
+
+def fetch(exchange: KVExchange, name: str) -> BlockKey:
+    """From a peer of the same name."""
+    key = BlockKey(request_id=name, block=0)
+    exchange.fetch(key, KVSource(worker_id=name, epoch="e", url=f"http://{name}"), (1, 2))
+    return key
+
+
+async def test_no_sender_is_asked_before_there_is_a_place_to_receive_in() -> None:
+    senders, ended = SilentSenders(), Ended()
+    exchange = an_exchange(senders, ended, 30.0)
+    fetch(exchange, "a")
+    await eventually(lambda: senders.asked == ["a"])
+    b, c = fetch(exchange, "b"), fetch(exchange, "c")
+    await eventually(lambda: exchange.num_pairs == 3)
+    exchange.give_up(b)
+    await eventually(lambda: b in ended.results)
+    assert senders.asked == ["a"]
+    senders.refuses.set()
+    await eventually(lambda: c in ended.results)
+    assert senders.asked == ["a", "c"]
+    await exchange.close(1.0)
+
+
+async def test_a_block_for_which_no_place_comes_free_fails_at_its_deadline_and_its_pair_stays() -> (
+    None
+):
+    senders, ended = SilentSenders(), Ended()
+    exchange = an_exchange(senders, ended, 0.3)
+    fetch(exchange, "a")
+    await eventually(lambda: senders.asked == ["a"])
+    b = fetch(exchange, "b")
+    await eventually(lambda: b in ended.results)
+    result = ended.results[b]
+    assert isinstance(result, LossReason)
+    assert "at most 1 at once" in result.message
+    assert senders.asked == ["a"]
+    assert exchange.num_pairs == 2
+    senders.refuses.set()
+    await exchange.close(1.0)
+
+
+async def test_a_pair_whose_block_waits_for_a_place_is_not_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange_module, "_IDLE_PAIR_SECONDS", -1.0)
+    senders, ended = SilentSenders(), Ended()
+    exchange = an_exchange(senders, ended, 30.0)
+    for number, name in enumerate(("a", "b", "c"), start=1):
+        fetch(exchange, name)
+        await eventually(lambda number=number: exchange.num_pairs == number)  # type: ignore[misc]
+    senders.refuses.set()
+    await eventually(lambda: len(ended.results) == 3)
+    assert senders.asked == ["a", "b", "c"]
+    await exchange.close(1.0)
