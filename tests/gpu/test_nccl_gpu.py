@@ -17,7 +17,12 @@ from sangam_worker.kv_pool import KVPool
 from sangam_worker.transfer.choice import nccl_transport
 from sangam_worker.transfer.cuda_streams import CudaStreams
 from sangam_worker.transfer.gloo import GlooTransport
-from sangam_worker.transfer.memory import COMMUNICATOR_BYTES, NUM_SLOTS, SLOT_BYTES
+from sangam_worker.transfer.memory import (
+    COMMUNICATOR_BYTES,
+    NUM_SLOTS,
+    SLOT_BYTES,
+    TRANSFERS_EACH_WAY,
+)
 from sangam_worker.transfer.nccl import NcclTransport
 from sangam_worker.transfer.nccl_library import load_nccl
 from sangam_worker.transfer.nccl_loop import NcclLoop
@@ -90,6 +95,12 @@ def test_a_transfer_goes_on_beside_passes_and_waits_for_none_of_them() -> None:
         torch.cuda.synchronize()
     for layer in pool.layers:
         assert torch.equal(layer[200:300], layer[:100])
+
+
+def test_all_transfers_that_may_be_under_way_have_streams_of_their_own() -> None:
+    streams = CudaStreams(CUDA)
+    num_streams = len(Side) * TRANSFERS_EACH_WAY * len(("copies", "wire"))
+    assert len({streams.new().handle for _ in range(num_streams)}) == num_streams
 
 
 def test_a_peer_that_never_comes_costs_the_deadline_and_the_gpu_nothing() -> None:
