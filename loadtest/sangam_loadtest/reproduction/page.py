@@ -15,11 +15,17 @@ from sangam_loadtest.report.drawn import Drawn, Table
 from sangam_loadtest.reproduction.claims import HOLDS, MEAN_BOUNDS, Finding, findings
 from sangam_loadtest.reproduction.pictures import draw
 from sangam_loadtest.reproduction.runner import Results
-from sangam_loadtest.reproduction.studies import PAIRS, POLICY_RATES, reference_labels
+from sangam_loadtest.reproduction.studies import (
+    BUDGET_PAIRS,
+    PAIRS,
+    POLICY_RATES,
+    reference_labels,
+)
 from sangam_loadtest.reproduction.tables import (
     both_systems,
     every_run,
     fp8,
+    hybrid_budgets,
     other_commits,
     policies,
     repeated,
@@ -30,6 +36,7 @@ from sangam_loadtest.reproduction.tables import (
 from sangam_loadtest.simulator.commits import DEFAULT_COMMITS
 
 PAGE = "README.md"
+_OF_THEIR_OWN = ("ratios-cdf", "decode-time", "iterations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ def write_page(results: Results, folder: Path) -> None:
     """Write page, figures and numbers into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = draw(results, folder)
+    for figure in (figure for of in drawn.values() for figure in of if _has_own_numbers(figure)):
+        figure.table.write_csv(figure.path.with_suffix(".csv"))
     claims = findings(results)
     every_run(results).write_csv(folder / "runs.csv")
     text = resources.files(__package__).joinpath("page.md.j2").read_text("utf-8")
@@ -65,6 +74,10 @@ def write_page(results: Results, folder: Path) -> None:
         policies={f"{pair[0]}, {pair[1]}": policies(results, pair).to_markdown() for pair in PAIRS},
         saturation=saturation(results).to_markdown(),
         thresholds=thresholds(results).to_markdown(),
+        budgets={
+            f"{pair[0]}, {pair[1]}": hybrid_budgets(results, pair).to_markdown()
+            for pair in BUDGET_PAIRS
+        },
         repeated=repeated(results).to_markdown(),
         other_commits=other_commits(results).to_markdown(),
         winners=[Winner(*row) for row in winners(results, reference_labels())],
@@ -83,9 +96,15 @@ def _claims_table(claims: list[Finding]) -> Table:
     )
 
 
+def _has_own_numbers(figure: Drawn) -> bool:
+    """Whether a figure shows what is in no run's line of runs.csv: distributions, pass times."""
+    return figure.path.stem in _OF_THEIR_OWN
+
+
 def _figure(figure: Drawn) -> str:
     notes = " ".join(figure.notes)
     said = f"*{figure.caption} {notes}*".replace(" *", "*")
-    # The report's own page has a table under each figure; this one has all numbers in a file.
-    alt = re.sub(r" The table below has [^.]*\.$", " The numbers are in runs.csv.", figure.alt)
-    return f"![{alt}]({figure.path.name})\n\n{said.replace('the table has', 'runs.csv has')}"
+    # The report's own page has a table under each figure; this one has all numbers in files.
+    file = f"{figure.path.stem}.csv" if _has_own_numbers(figure) else "runs.csv"
+    alt = re.sub(r" The table below has [^.]*\.$", f" The numbers are in {file}.", figure.alt)
+    return f"![{alt}]({figure.path.name})\n\n{said.replace('the table has', f'{file} has')}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sangam_core.admission import ADAPTIVE
 from sangam_core.placements import DECODE_AWARE, SHORTEST_DELAY
-from sangam_loadtest.reproduction.trial import OURS, THETA_TOKENS, Trial
+from sangam_loadtest.reproduction.trial import OURS, Trial
 from sangam_loadtest.simulator.system import PAPER
 
 LLADA, DREAM = "llada-8b", "dream-7b"
@@ -49,7 +49,7 @@ OVERLOAD_RATES = {PAPER: 14, OURS: 22}
 SEEDS = (0, 1, 2)
 """Sets of requests, where one could mislead."""
 BUDGET_PAIRS = ((LLADA, SHAREGPT), (DREAM, ARXIV))
-BUDGET_THETAS = (2048.0, 4096.0, 8192.0)
+BUDGET_THETAS = (2048, 4096, 8192)
 RATIO_RATE = 7
 """Where the queues of ratios of prefill to decode workers are compared."""
 
@@ -89,12 +89,11 @@ def hybrid_budgets() -> Iterator[Trial]:
     """Section 6.4: tau of a hybrid's colocated workers, at thetas that the paper may have had."""
     for model, trace in BUDGET_PAIRS:
         for theta in BUDGET_THETAS:
-            label = HYBRID if theta == THETA_TOKENS else f"{HYBRID}, theta {theta:g}"
             for tau in (1024, 4096):
                 for rate in _PAPER_RATES[model, trace][2:]:
                     yield Trial(
                         "hybrid budgets", model, trace, HYBRID, rate,
-                        tau_tokens=tau, theta_tokens=theta, label=label,
+                        tau_tokens=tau, theta_tokens=theta, label=f"{HYBRID}, theta {theta}",
                     )  # fmt: skip
 
 

@@ -8,12 +8,19 @@ from dataclasses import fields as dataclass_fields
 from statistics import mean
 
 from sangam_loadtest.report.drawn import Table
-from sangam_loadtest.reproduction.claims import MEAN_BOUNDS, capacity, mode_curve, sustained
-from sangam_loadtest.reproduction.curves import Curve
+from sangam_loadtest.reproduction.claims import (
+    MEAN_BOUNDS,
+    capacity,
+    hybrid_curve,
+    mode_curve,
+    sustained,
+)
+from sangam_loadtest.reproduction.curves import Curve, sustained_rate
 from sangam_loadtest.reproduction.runner import Results
 from sangam_loadtest.reproduction.studies import (
     BREAKDOWN_RATES,
     BUDGET_PAIRS,
+    BUDGET_THETAS,
     HYBRID,
     MODES,
     OTHER_COMMITS,
@@ -51,11 +58,13 @@ def every_run(results: Results) -> Table:
                 run.mean("latency_seconds"),
                 run.percentile("latency_seconds", 50),
                 run.percentile("latency_seconds", 99),
+                sustained_rate(run),
                 *numbers,
                 run.saturation or "",
             )
         )
-    columns = (*fields, "answered", "mean_seconds", "p50_seconds", "p99_seconds", *_NUMBERS)
+    columns = (*fields, "answered", "mean_seconds", "p50_seconds", "p99_seconds")
+    columns = (*columns, "answered_per_second", *_NUMBERS)
     return Table((*columns, "saturation"), tuple(rows))
 
 
@@ -149,6 +158,23 @@ def saturation(results: Results) -> Table:
         rows.append((f"{pair[0]}, {pair[1]}", *rates))
     names = [f"{whose} {split}" for whose in ("paper's", "this") for split in MODES]
     return Table(("model, trace", *names), tuple(rows))
+
+
+def hybrid_budgets(results: Results, pair: tuple[str, str]) -> Table:
+    """P99 of a hybrid with the small and the large budget, by theta and rate."""
+    curves = {
+        theta: [hybrid_curve(results, pair, tau, theta) for tau in (1024, 4096)]
+        for theta in BUDGET_THETAS
+    }
+    rates = curves[BUDGET_THETAS[0]][0].rates
+    rows = [
+        (
+            f"{theta:g}",
+            *(f"{small.at(rate).p99:.1f} / {large.at(rate).p99:.1f}" for rate in rates),
+        )
+        for theta, (small, large) in curves.items()
+    ]
+    return Table(("theta, tokens", *(f"{rate:g}/s" for rate in rates)), tuple(rows))
 
 
 def thresholds(results: Results) -> Table:
