@@ -30,9 +30,13 @@ async def watch(server: RedisServer) -> AsyncIterator[Watch]:
         yield watching
 
 
-def heartbeats(worker: Worker) -> float:
-    labels = {"outcome": "renewed"}
-    return worker.metrics.registry.get_sample_value("sangam_worker_heartbeats_total", labels) or 0
+def heartbeats(worker: Worker, outcome: str = "renewed") -> float:
+    name, labels = "sangam_worker_heartbeats_total", {"outcome": outcome}
+    return worker.metrics.registry.get_sample_value(name, labels) or 0
+
+
+def failed_heartbeats(worker: Worker) -> float:
+    return heartbeats(worker, "failed")
 
 
 def becomes_ready(worker: Worker) -> "asyncio.Future[None]":
@@ -123,6 +127,22 @@ async def test_a_redis_that_is_away_stops_no_block_and_the_lease_returns(
             await becomes_ready(worker)
     told = [entry["event"] for entry in logs if "lease" in entry["event"]]
     assert told == ["lease held", "lease not renewed; serving goes on", "lease held"]
+
+
+async def test_a_redis_that_is_away_from_the_beginning_is_told_of_once(
+    server: RedisServer,
+) -> None:
+    server.kill()
+    with capture_logs() as logs:
+        async with a_worker(redis_url=server.url, worker_id="w", **QUICK) as worker:
+            await eventually(lambda: failed_heartbeats(worker) >= 3)
+            server.start()
+            await becomes_ready(worker)
+    told = [entry for entry in logs if "lease" in entry["event"]]
+    assert [entry["log_level"] for entry in told] == ["warning", "info"]
+    assert told[0]["event"].startswith("no lease yet: Redis cannot be used")
+    assert "ConnectionError" in told[0]["error"]
+    assert told[1]["event"] == "lease held"
 
 
 async def test_a_lease_that_lapsed_is_announced_when_it_returns(

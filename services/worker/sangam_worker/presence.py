@@ -49,6 +49,11 @@ return 1
 under the same id while this one was leaving: it stays.
 """
 
+_NOT_YET = "not registered yet"
+"""The trouble of a worker that has not tried."""
+
+_UNFIT = "the worker is not fit to serve"
+
 log = structlog.get_logger(__name__)
 
 
@@ -116,7 +121,7 @@ class Presence:
         self._has_changed = asyncio.Event()
         self._announced: tuple[object, ...] | None = None
         self._held_until = 0.0
-        self._trouble: str | None = "not registered yet"
+        self._trouble: str | None = _NOT_YET
         self._task: asyncio.Task[None] | None = None
         self._is_ended = False
 
@@ -172,7 +177,7 @@ class Presence:
         while not self._is_ended:
             self._has_changed.clear()
             if not self._is_fit():
-                self._failed("the worker is not fit to serve")
+                self._failed(_UNFIT)
                 pause_seconds = self._heartbeat_seconds
             elif await self._beat():
                 pause_seconds, backoff_seconds = self._heartbeat_seconds, _FIRST_BACKOFF_SECONDS
@@ -231,6 +236,12 @@ class Presence:
     def _failed(self, trouble: str) -> None:
         if self._trouble is None:
             log.warning("lease not renewed; serving goes on", error=trouble)
+        elif self._trouble is _NOT_YET and trouble is not _UNFIT:
+            log.warning(
+                "no lease yet: Redis cannot be used, and routers do not know this worker; "
+                "is SANGAM_REDIS_URL right?",
+                error=trouble,
+            )
         self._trouble = trouble
         self._metrics.heartbeat(is_held=False)
         self._metrics.lease_is(is_held=self.trouble is None)

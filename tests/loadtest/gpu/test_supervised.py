@@ -1,6 +1,7 @@
 """A process that a device takes with it is followed by another one, as long as that gets on."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -55,11 +56,14 @@ def test_a_process_that_ran_to_its_end_is_the_only_one(
 def test_a_lost_device_and_a_crash_are_followed_by_a_process_that_resumes(
     tmp_path: Path, module: str
 ) -> None:
+    begun = time.monotonic()
     ended, calls = run(tmp_path, module, (GO_ON, 1), (-11, 2), (HAS_COMPLAINTS, 3))
+    passed_seconds = time.monotonic() - begun
     assert ended == HAS_COMPLAINTS
     assert [call.endswith("--resume") for call in calls] == [False, True, True]
     seconds = [float(call.split()[1]) for call in calls]
-    assert 300 >= seconds[0] > seconds[1] > seconds[2] > 200
+    # Less each time, but by no more than what passed, however slow the machine (to a millisecond).
+    assert 300 >= seconds[0] > seconds[1] > seconds[2] >= 300 - passed_seconds - 0.001
 
 
 def test_processes_that_get_no_further_are_not_tried_again(tmp_path: Path, module: str) -> None:
