@@ -105,6 +105,12 @@ def test_the_search_for_empty_words_finds_words_and_not_parts(name: str, is_empt
     assert bool(EMPTY_WORDS.search(name)) is is_empty
 
 
+def test_nobody_is_told_to_install_by_name_what_pypi_has_of_another_project() -> None:
+    readers = [*SOURCES, REPOSITORY / "README.md", *(REPOSITORY / "tests/gpu").glob("*.py")]
+    by_name = re.compile(r"\bsangam\[[a-z,]+\]")
+    assert [name_of(p) for p in readers if by_name.search(p.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize("service", SETTINGS)
 def test_the_settings_table_of_the_readme_is_the_one_of_the_code(service: str) -> None:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def folder_with(folder: Path, *tests: str) -> str:
 
 
 PASSES = "def test_passes(): pass"
-SKIPS = 'def test_skips(): pytest.skip("needs the extra sangam[gpu]")'
+SKIPS = 'def test_skips(): pytest.skip("needs the extra gpu")'
 OTHER = 'def test_other(): pytest.skip("needs two CUDA devices")'
 
 
@@ -64,7 +64,7 @@ OTHER = 'def test_other(): pytest.skip("needs two CUDA devices")'
     [
         ([PASSES], 0, "1 passed"),
         ([PASSES, OTHER], 0, "1 skipped: needs two CUDA devices (other hardware)"),
-        ([PASSES, SKIPS], 1, "1 skipped: needs the extra sangam[gpu] (FAILS THE RUN)"),
+        ([PASSES, SKIPS], 1, "1 skipped: needs the extra gpu (FAILS THE RUN)"),
         ([PASSES, "def test_fails(): raise ValueError"], 1, "1 failed"),
     ],
 )

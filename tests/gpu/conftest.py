@@ -48,7 +48,7 @@ def what_is_missing() -> str | None:
         return f"there is no GPU that torch {torch.__version__} ({built}) can use"
     for name in MODULES:
         if importlib.util.find_spec(name) is None:
-            return f"{name} is not installed; install the extra sangam[gpu]"
+            return f"{name} is not installed; from the checkout: pip install '.[gpu]'"
     return None
 
 

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # of FlashInfer's and its compiler's, not ours
 ]
 needs_flashinfer = pytest.mark.skipif(
-    importlib.util.find_spec("flashinfer") is None, reason="needs the extra sangam[gpu]"
+    importlib.util.find_spec("flashinfer") is None, reason="needs the extra gpu"
 )
 
 BFLOAT16 = torch.bfloat16

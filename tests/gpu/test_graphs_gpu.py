@@ -31,7 +31,7 @@ from sangam_worker.plan import Pass
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.skipif(
-        importlib.util.find_spec("flashinfer") is None, reason="needs the extra sangam[gpu]"
+        importlib.util.find_spec("flashinfer") is None, reason="needs the extra gpu"
     ),
     pytest.mark.timeout(900),  # kernels are compiled on first use
     pytest.mark.filterwarnings("default"),  # of FlashInfer's and its compiler's, not ours

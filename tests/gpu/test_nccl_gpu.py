@@ -30,9 +30,7 @@ from sangam_worker.transfer.protocol import Side
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("nccl") is None, reason="needs the extra sangam[gpu]"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("nccl") is None, reason="needs the extra gpu"),
     pytest.mark.filterwarnings("default"),  # of NVIDIA's, not ours
 ]
 two_gpus = pytest.mark.skipif(

@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from sangam_core.errors import ConfigurationError
+from sangam_worker.extras import HOW_TO_INSTALL
 
 HEAD_DIMS = (64, 128, 256)
 """What FlashInfer's FA2 and FA3 kernels are compiled for (its ``is_fa3_prefill_head_dim_supported``
@@ -64,5 +65,5 @@ def load_flashinfer(device: torch.device, dtype: torch.dtype) -> FlashInfer:
         return cast("FlashInfer", importlib.import_module("flashinfer"))
     except ImportError as error:
         raise ConfigurationError(
-            f"FlashInfer cannot be imported ({error}); install the extra sangam[gpu]"
+            f"FlashInfer cannot be imported ({error}); {HOW_TO_INSTALL}"
         ) from error

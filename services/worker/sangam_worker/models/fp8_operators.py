@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
+from sangam_worker.extras import HOW_TO_INSTALL
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.fp8 import Fp8Rows
 from sangam_worker.models.fp8_torch import TorchFp8Kernels
@@ -129,7 +130,7 @@ def fp8_kernels(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     except ImportError as error:
         raise ConfigurationError(
             f"quantization 'fp8' on {str(device)!r} needs Triton, which cannot be imported "
-            f"({error}); install sangam[gpu]"
+            f"({error}); {HOW_TO_INSTALL}"
         ) from None
     return TritonFp8Kernels()
 

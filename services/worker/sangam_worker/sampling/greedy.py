@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
+from sangam_worker.extras import HOW_TO_INSTALL
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.sampling.candidates import Draw, Measure
@@ -65,7 +66,7 @@ def greedy_kernel(
     except ImportError as error:
         raise ConfigurationError(
             f"device {str(device)!r} samples with Triton, which cannot be imported ({error}); "
-            "install sangam[gpu]"
+            + HOW_TO_INSTALL
         ) from None
     rows = torch.zeros((padded_rows(1), config.vocab_size), dtype=dtype, device=device)
     for num_columns in {columns_of(config, measure) for measure in Measure}:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
+from sangam_worker.extras import HOW_TO_INSTALL
 
 SUCCESS = 0
 IN_PROGRESS = 7
@@ -72,8 +73,8 @@ def load_nccl(device: torch.device) -> Nccl:
         library = cast("Nccl", importlib.import_module("nccl.core"))
     except ImportError as error:
         raise ConfigurationError(
-            f"SANGAM_KV_TRANSPORT nccl: nccl4py cannot be imported ({error}); install the extra "
-            "sangam[gpu], or set SANGAM_KV_TRANSPORT to gloo"
+            f"SANGAM_KV_TRANSPORT nccl: nccl4py cannot be imported ({error}); {HOW_TO_INSTALL}, "
+            "or set SANGAM_KV_TRANSPORT to gloo"
         ) from error
     if library.get_version().libnccl is None:
         raise ConfigurationError(
