@@ -153,7 +153,7 @@ async def test_workers_that_all_fetch_from_all_others_never_wait_for_each_other_
     network, devices = FakeNetwork(), []
 
     def make_transport(pool: Any) -> NcclTransport:
-        devices.append(FakeStreams())
+        devices.append(FakeStreams(jitter_seconds=0.005))
         options = {"max_ctas": 4, "slot_bytes": 1000, "transfers_each_way": 1}
         return NcclTransport(pool, network.library(), devices[-1], **options)
 
@@ -174,12 +174,12 @@ async def test_workers_that_all_fetch_from_all_others_never_wait_for_each_other_
                 start = a_start(sender, name, ids=ids, hands_over=True)
                 firsts.append(await client.start(sender, start))
                 await firsts[-1].until(PassRan)
-            seconds = [
-                await client.start(
-                    receiver, a_decode(receiver, sender, firsts[n].overlay(ids), f"r{turn}-{n}")
+            seconds = await asyncio.gather(
+                *(
+                    client.start(b, a_decode(b, a, first.overlay(ids), f"r{turn}-{n}"))
+                    for n, ((a, b), first) in enumerate(zip(routes, firsts, strict=True))
                 )
-                for n, (sender, receiver) in enumerate(routes)
-            ]
+            )
             ends = await asyncio.gather(*(run.rest() for run in seconds))
             assert {end[-1] for end in ends} == {"completed"}
             assert {(await run.rest())[-1] for run in firsts} == {"kv_sent"}
