@@ -6,7 +6,8 @@
 #   TORCH_INDEX=URL            a package index with CPU builds of torch (the default one brings
 #                              gigabytes of CUDA on Linux)
 #   RATE=2                     requests a second of `make loadtest`
-#   ROUTERS= PREFILL= COLOCATED= DECODE= TAU= THETA= MODEL= PORT=   options of `make up`
+#   ROUTERS= PREFILL= COLOCATED= DECODE= TAU= THETA= MODEL= PORT= INTERNAL_PORT=   options of `make up`
+#                              (both ports for a second one beside the first)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,7 +28,8 @@ UP_FLAGS := \
 	$(if $(TAU),--tau $(TAU)) \
 	$(if $(THETA),--theta $(THETA)) \
 	$(if $(MODEL),--model $(MODEL)) \
-	$(if $(PORT),--port $(PORT))
+	$(if $(PORT),--port $(PORT)) \
+	$(if $(INTERNAL_PORT),--internal-port $(INTERNAL_PORT))
 
 .PHONY: help install up chat check format test test-fast gpu-interfaces test-gpu test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
 
@@ -122,7 +124,7 @@ bench-fp8: $(STAMP) ## what FP8 does to answers, on a CPU: golden models and the
 bench-host-gap: $(STAMP) ## what the host takes for an iteration of decodes, as the gap that a GPU waits; no GPU needed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.host_gap
 
-bench-simulator: $(STAMP) ## the simulator against real workers on this machine, four minutes (OUT=FOLDER)
+bench-simulator: $(STAMP) ## the simulator against real workers on this machine, two fleets, about five minutes (OUT=FOLDER)
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.simulator_check --out $(abspath $(or $(OUT),.sangam/simulator-check))
 
 # On a GPU machine, whose own environment has torch for its CUDA: these make no virtual environment
@@ -158,5 +160,5 @@ loadtest: $(STAMP) ## load what `make up` started with the small model's questio
 reproduce: $(STAMP) ## the paper's evaluation in simulation, into loadtest/reproduction (half an hour on 2 cores; goes on where it was)
 	nice $(BIN)/python -m sangam_loadtest.reproduction
 
-clean: ## remove the virtual environment and logs
-	rm -rf $(VENV) .sangam
+clean: ## remove the virtual environment and logs; results of load tests and benchmarks (.sangam) stay
+	rm -rf $(VENV) .sangam/logs
