@@ -17,7 +17,14 @@ from sangam_loadtest.summary import METRICS, Distribution, Summary
 _STATISTICS = ("mean", "p50", "p90", "p99", "max")
 _MATERIAL_SHARE = 0.05
 """Of the strictest objective: a lag of the client below this does not change what is found."""
+_REFUSED_SHARE = 0.95
+"""Of a probe's requests: with so many refused, what is asked is wrong and not the rate."""
+_MENDED_BY_A_LOWER_RATE = ("http_408", "http_429")
 _OBJECTIVE = re.compile(r"(?:(\w+)\.)?(\w+)\s*<=\s*([0-9.]+)\s*s?")
+
+
+class RequestsRefused(SangamError):
+    """The server refuses what is asked, at any rate."""
 
 
 class ClientTooSlow(SangamError):
@@ -168,6 +175,19 @@ def _is_client_in_the_way(search: Search, summary: Summary) -> bool:
     return health.cpu_share > MAX_CPU_SHARE or lag_matters
 
 
+def _require_no_refusals(summary: Summary) -> None:
+    """Stop where no rate can help."""
+    num_refused = sum(
+        count
+        for kind, count in summary.errors.items()
+        if kind.startswith("http_4") and kind not in _MENDED_BY_A_LOWER_RATE
+    )
+    if num_refused and num_refused >= _REFUSED_SHARE * summary.num_requests:
+        raise RequestsRefused(
+            f"the server refuses the requests, which no rate mends: {summary.failures}"
+        )
+
+
 def find_capacity(
     search: Search,
     probe: Probe,
@@ -182,6 +202,7 @@ def find_capacity(
 
     Raises:
         ClientTooSlow: the client was the bottleneck of a probe.
+        RequestsRefused: (nearly) all requests of a probe failed with a 4xx that is not of load.
     """
     by_rate = {result.rate: result for result in known}
     probes: list[ProbeResult] = []
@@ -190,6 +211,7 @@ def find_capacity(
         result = by_rate.get(rate)
         if result is None:
             summary = probe(rate)
+            _require_no_refusals(summary)
             if _is_client_in_the_way(search, summary):
                 raise ClientTooSlow(
                     f"at {rate:.4g} requests/s the client was the bottleneck: "

@@ -73,7 +73,8 @@ def capacity_command(
 ) -> None:
     """Find the highest rate at which objectives hold: doubling, then bisection.
 
-    Interrupted, the same command goes on where it was; failures and time-outs are violations.
+    Interrupted, the same command goes on where it was; failures and time-outs are violations, but
+    where nearly all requests are refused (4xx, but 408 and 429) the search ends with an error.
     """
     console = Console(highlight=False)
     with errors_told():
@@ -133,6 +134,8 @@ def server_probe(
             raise KeyboardInterrupt
         if not result.summary.num_requests:
             raise ConfigurationError("a probe sent no request; make it longer (--duration)")
+        if result.summary.errors:
+            console.print(f"failed: {result.summary.failures}", soft_wrap=True, markup=False)
         return result.summary
 
     return probe

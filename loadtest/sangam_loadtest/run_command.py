@@ -12,9 +12,11 @@ from sangam_loadtest.run import RunOptions, RunResult, run
 from sangam_loadtest.run_files import RunLabel, default_records_path, write_summary
 from sangam_loadtest.show import show_summary
 from sangam_loadtest.spread_options import spread_options
+from sangam_loadtest.summary import Summary
 from sangam_router.command_errors import errors_told
 
 _INTERRUPTED_STATUS = 130
+_LEAST_ANSWERED_SHARE = 0.5
 _LOAD, _SERVER = LoadOptions(), ServerOptions()
 
 
@@ -31,7 +33,8 @@ def run_command(
 ) -> None:
     """Send requests at a rate, whatever the server makes of them, and measure what comes back.
 
-    Ctrl-C ends the run early and keeps what there is.
+    Ctrl-C ends the run early and keeps what there is. The exit status is 1 where fewer than half of
+    the requests were answered.
     """
     console = Console(highlight=False)
     with errors_told():
@@ -54,8 +57,18 @@ def run_command(
         console.print(f"records: {records}\nsummary: {summary_path}", soft_wrap=True)
         if result.is_interrupted:
             raise typer.Exit(_INTERRUPTED_STATUS)
-        if not result.summary.num_completed:
-            raise SangamError("no request was answered")
+        _require_answers(result.summary)
+
+
+def _require_answers(summary: Summary) -> None:
+    """A run mostly without answers has failed, for whoever runs it in a script."""
+    if not summary.num_completed:
+        raise SangamError("no request was answered")
+    if summary.num_completed < _LEAST_ANSWERED_SHARE * summary.num_requests:
+        raise SangamError(
+            f"fewer than half of the requests were answered: {summary.num_completed} of "
+            f"{summary.num_requests}"
+        )
 
 
 def label_of(configuration: str | None, options: RunOptions, result: RunResult) -> RunLabel:

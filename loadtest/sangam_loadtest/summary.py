@@ -54,7 +54,7 @@ class Summary:
 
     Attributes:
         distributions: by short name (``METRICS``); a metric that no request has is left out.
-        errors: failed requests by kind.
+        errors: failed requests by kind. error_messages: the first message of each kind.
         offered_rate: requests due a second, over the counted requests' due times.
         completed_rate: answers a second, from the first counted due time to the last end.
         output_tokens_rate: answer tokens a second over the same time.
@@ -78,6 +78,15 @@ class Summary:
     num_block_retries: int
     health: ClientHealth | None = None
     complaints: list[str] = field(default_factory=list)
+
+    @property
+    def failures(self) -> str:
+        """What failed, by kind, each with its first message."""
+        kinds = (
+            f"{count} x {kind} ({self.error_messages.get(kind, 'no message')})"
+            for kind, count in self.errors.items()
+        )
+        return "; ".join(kinds)
 
     @property
     def num_failed(self) -> int:
@@ -104,7 +113,7 @@ def summarise(records: Iterable[RequestRecord], health: ClientHealth | None = No
         num_warmup=len(sent) - len(counted),
         num_interrupted=len(everything) - len(sent),
         errors=dict(Counter(r.error for r in failed if r.error is not None).most_common()),
-        error_messages={r.error: r.error_message for r in failed if r.error and r.error_message},
+        error_messages=_first_messages(failed),
         distributions=_distributions(answered),
         offered_rate=_offered_rate(counted),
         completed_rate=len(answered) / seconds if seconds else None,
@@ -119,6 +128,14 @@ def summarise(records: Iterable[RequestRecord], health: ClientHealth | None = No
         health=health,
         complaints=health.complaints() if health else [],
     )
+
+
+def _first_messages(failed: Sequence[RequestRecord]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for record in failed:
+        if record.error and record.error_message:
+            found.setdefault(record.error, record.error_message)
+    return found
 
 
 def _distributions(answered: Sequence[RequestRecord]) -> dict[str, Distribution]:

@@ -154,6 +154,31 @@ def test_run_without_an_answer_fails(tmp_path: Path) -> None:
     assert output.with_suffix(".summary.json").exists()
 
 
+def test_run_with_most_requests_unanswered_fails(tmp_path: Path) -> None:
+    num_asked = 0
+
+    async def rarely(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked > 1:
+            return web.json_response({"error": {"message": "no worker"}}, status=503)
+        return await stream_of(request, body, "some")
+
+    output = tmp_path / "run.jsonl"
+    with serving(rarely) as served:
+        result = run_of_three(served.url, output)
+    assert result.exit_code == 1
+    told = result.output.replace("\n", " ")
+    assert "fewer than half of the requests were answered: 1 of 3" in told
+    assert output.with_suffix(".summary.json").exists()
+
+
+def test_a_report_of_nothing_says_that_it_is_not_there(tmp_path: Path) -> None:
+    result = called("report", str(tmp_path / "nope"))
+    assert result.exit_code == 1
+    assert "/nope: there is no such file or folder" in result.output.replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -220,3 +245,25 @@ def test_capacity_counts_time_outs_as_violations(tmp_path: Path) -> None:
     probes = json.loads((tmp_path / "capacity.json").read_text())["probes"]
     assert probes[0]["violations"] == []
     assert probes[1]["violations"][0] == "4 of 4 failed (4 timeout)"
+
+
+@pytest.mark.parametrize(("status", "num_probes"), [(400, 1), (403, 1), (408, 5), (429, 5)])
+def test_capacity_stops_at_errors_that_no_rate_mends(
+    tmp_path: Path, status: int, num_probes: int
+) -> None:
+    num_asked = 0
+
+    async def refusing(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal num_asked
+        num_asked += 1
+        message = "too long" if num_asked == 1 else "too long as well"
+        return web.json_response({"error": {"message": message}}, status=status)
+
+    with serving(refusing) as served:
+        result = capacity(served.url, tmp_path)
+    told = result.output.replace("\n", " ")
+    assert f"failed: 4 x http_{status} (too long)" in told
+    assert len(served.bodies) == 4 * num_probes
+    is_refused = "the server refuses the requests, which no rate mends: 4 x http_4" in told
+    assert is_refused == (num_probes == 1)
+    assert result.exit_code == (1 if is_refused else 0)

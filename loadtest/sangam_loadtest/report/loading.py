@@ -70,6 +70,8 @@ def record_files(paths: Iterable[Path]) -> list[Path]:
     """The files of records that files and folders name, each once."""
     found: dict[Path, Path] = {}
     for path in paths:
+        if not path.exists():
+            raise ReportError(f"{path}: there is no such file or folder")
         # A run that failed at its start leaves an empty file, which must not spoil a folder.
         files = _filled(path) if path.is_dir() else [path]
         if not files:

@@ -135,7 +135,7 @@ def test_report_takes_files_a_rate_passes_and_another_format(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["none.jsonl"], "none.jsonl: No such file"),
+        (["none.jsonl"], "none.jsonl: there is no such file or folder"),
         (["."], "no .jsonl file in this folder"),
         (["none.jsonl", "--format", "gif"], "--format gif: must be one of png, svg, pdf"),
     ],
