@@ -29,6 +29,8 @@ class ExampleSettings(ServiceSettings):
     """Port."""
     role: Literal["prefill", "decode"] = "prefill"
     """Role."""
+    is_loud: bool = False
+    """A flag."""
     token: Annotated[SecretStr, Field(min_length=8)] | None = None
     """Shared secret."""
     api_keys: tuple[str, ...] = ()
@@ -103,6 +105,11 @@ def test_a_bad_value_is_named_and_shown(monkeypatch: pytest.MonkeyPatch) -> None
     assert message.endswith("(got 'http')")
 
 
+def test_a_flag_that_is_none_is_told_what_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_IS_LOUD="maybe")
+    assert message == "SANGAM_IS_LOUD: must be true or false (got 'maybe')"
+
+
 def test_a_bad_value_in_a_group_is_named_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS__TIMEOUT_SECONDS="-1")
     assert message == ("SANGAM_REDIS__TIMEOUT_SECONDS: Input should be greater than 0 (got '-1')")
@@ -173,6 +180,7 @@ def test_the_variables_of_a_tree_are_listed_with_groups_flattened() -> None:
     assert list(listed) == [
         "SANGAM_PORT",
         "SANGAM_ROLE",
+        "SANGAM_IS_LOUD",
         "SANGAM_TOKEN",
         "SANGAM_API_KEYS",
         "SANGAM_WORDS",

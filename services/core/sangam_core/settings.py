@@ -106,6 +106,8 @@ def _problem(kind: type[BaseModel], details: ErrorDetails) -> str:
         return f"{variable}: there is no such setting"
     if not names:
         return message
+    if details["type"] in ("bool_parsing", "bool_type"):
+        message = "must be true or false"
     given = details["input"]
     if isinstance(given, str | int | float | None) and not _is_secret(field):
         return f"{variable}: {message} (got {given!r})"
