@@ -161,7 +161,9 @@ class Client:
             assert response.status != 200
             return response.status, await response.json()
 
-    async def post(self, worker: Worker, path: str, body: str = "") -> aiohttp.ClientResponse:
+    async def post(
+        self, worker: Worker, path: str, body: str | bytes = ""
+    ) -> aiohttp.ClientResponse:
         headers = {"content-type": "application/json"}
         return await self.http.post(worker.url + path, data=body, headers=headers)
 

@@ -160,6 +160,23 @@ async def test_a_role_that_does_not_exist_gets_400() -> None:
         assert (await response.json())["param"] == "role"
 
 
+async def test_a_body_that_is_not_utf_8_gets_an_error_of_the_api_s_form() -> None:
+    async with a_worker() as worker, a_client() as client:
+        response = await client.post(worker, "/internal/v1/role", b'{"role": "\xff"}')
+        assert response.status == 400
+        body = await response.json()
+        assert body["code"] == "invalid_request"
+        assert set(body) == {"code", "message"}
+
+
+async def test_a_route_or_a_method_that_there_is_not_gets_an_error_of_the_api_s_form() -> None:
+    async with a_worker() as worker, a_client() as client:
+        status, body = await client.get(worker, "/internal/v1/nothing")
+        assert (status, body["code"]) == (404, "not_found")
+        status, body = await client.get(worker, "/internal/v1/role")
+        assert (status, body["code"]) == (405, "method_not_allowed")
+
+
 async def test_blocks_that_outlive_the_drain_s_deadline_are_lost_and_the_switch_goes_on() -> None:
     async with (
         a_worker(role=Role.PREFILL, drain_deadline_seconds=0.1) as worker,

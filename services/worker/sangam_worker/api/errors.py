@@ -7,11 +7,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from sangam_core.errors import InvalidRequest, SangamError, Unavailable
 from sangam_core.wire import PROTOCOL_VERSION
 from sangam_worker.drain import RoleConflict
 from sangam_worker.service import BlockRefused
+
+_FRAMEWORK_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed"}
 
 
 class WrongProtocol(SangamError):
@@ -31,6 +34,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(BlockRefused, _refused)
     app.add_exception_handler(InvalidRequest, _invalid_request)
     app.add_exception_handler(RequestValidationError, _validation_failed)
+    app.add_exception_handler(HTTPException, _framework_s_own)
     app.add_exception_handler(WrongProtocol, _wrong_protocol)
     app.add_exception_handler(RoleConflict, _role_conflict)
     app.add_exception_handler(Unavailable, _unavailable)
@@ -59,6 +63,15 @@ async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
 async def _validation_failed(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     return await _invalid_request(request, _invalid(error.errors()[0]))
+
+
+async def _framework_s_own(request: Request, error: Exception) -> JSONResponse:
+    """What FastAPI refuses by itself: no such route or method, a body that is not UTF-8."""
+    assert isinstance(error, HTTPException)
+    code = _FRAMEWORK_CODES.get(error.status_code, "refused")
+    answer = _answer(error.status_code, code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _wrong_protocol(request: Request, error: Exception) -> JSONResponse:
