@@ -231,6 +231,19 @@ def test_a_cpu_worker_gets_the_pages_that_are_set_and_no_line_on_memory(said: li
     assert said == []
 
 
+def test_fp8_on_a_cpu_is_warned_of_in_one_line(said: list[Any]) -> None:
+    start_engine(a_settings(model=str(LLADA), total_pages=9, quantization="fp8"), SILENT)
+    (entry,) = said
+    assert entry["log_level"] == "warning"
+    assert "a CPU gains nothing by it" in entry["event"]
+
+
+@pytest.mark.parametrize("model", ["/nope", "random:llada-9b"])
+def test_a_model_that_there_is_not_is_refused_by_its_variable_s_name(model: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^SANGAM_MODEL: model {model}: "):
+        start_engine(a_settings(model=model), SILENT)
+
+
 def test_the_numbers_of_needs_are_told_by_name() -> None:
     needs = MemoryNeeds(weights=1, activations=2, graphs=3, transfers=4)
     assert needs.total == 10

@@ -61,7 +61,11 @@ def config_of(settings: WorkerSettings) -> ModelConfig:
     Raises:
         ConfigurationError: it cannot be found or read, or does not allow sequences as long.
     """
-    return model_config(settings.model).shortened(settings.max_sequence_tokens)
+    try:
+        config = model_config(settings.model)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"SANGAM_MODEL: {error}") from error
+    return config.shortened(settings.max_sequence_tokens)
 
 
 def pages_set(settings: WorkerSettings, config: ModelConfig) -> int | None:

@@ -52,6 +52,11 @@ def start_engine(settings: WorkerSettings, reports: Reports) -> Engine:
     """
     config = config_of(settings)
     if not settings.is_on_cuda:
+        if settings.quantization == "fp8":
+            log.warning(
+                "SANGAM_QUANTIZATION fp8: answers differ from those without it, and a CPU gains "
+                "nothing by it"
+            )
         total_pages = pages_on_cpu(settings, config)
         return load_engine(**_named(settings), total_pages=total_pages, reports=reports)
     device = usable_device(settings.device)
