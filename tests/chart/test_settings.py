@@ -1,5 +1,6 @@
 """The environment that the chart renders is one that the services start with."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def sample(schema: dict[str, Any]) -> Any:
     if schema["type"] == "boolean":
         return True
     if schema["type"] == "string":
-        return "text"
+        return next(text for text in ("text", "cpu") if re.search(schema.get("pattern", ""), text))
     if "exclusiveMaximum" in schema:
         return schema["exclusiveMaximum"] / 2
     least = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)

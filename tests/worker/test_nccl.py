@@ -21,6 +21,7 @@ from tests.worker.transport_checks import TransportChecks, a_pool, failed, move
 from sangam_core.errors import ConfigurationError, TransferError
 from sangam_core.placement import Role
 from sangam_core.wire import PassRan
+from sangam_worker.device import TorchBuild
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.transfer import nccl_channel
@@ -305,13 +306,16 @@ def test_a_worker_without_nccl_says_so_before_it_loads_a_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
-    for blocked, message in (("nccl.core", "install the extra"), (None, "libnccl.so.2")):
+    for blocked, message in (
+        ("nccl.core", "from the checkout: pip install"),
+        (None, "libnccl.so.2"),
+    ):
         if blocked is not None:
             monkeypatch.setitem(sys.modules, blocked, None)
         else:
             monkeypatch.setitem(sys.modules, "nccl.core", NcclWithoutALibrary())
         with pytest.raises(ConfigurationError, match=message):
-            prepare_transport(settings(device="cuda:0"))
+            prepare_transport(settings(device="cuda:0"), TorchBuild("2.13.0", "13.0", 1))
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "16"
     with pytest.raises(ConfigurationError, match="needs a CUDA device, not cpu"):
         load_nccl(torch.device("cpu"))

@@ -125,6 +125,10 @@ def test_format_and_attention_follow_the_device_unless_they_are_set(
         ({"DEVICE": "cuda:0", "DTYPE": "float32"}, "SANGAM_DTYPE to bfloat16"),
         ({"DEVICE": "cuda:0", "DTYPE": "float32"}, "SANGAM_ATTENTION to torch"),
         ({"KV_TRANSPORT": "nccl"}, "SANGAM_KV_TRANSPORT to auto"),
+        ({"MAX_SEQUENCE_TOKENS": "32"}, "set it to 33 or more"),
+        ({"MAX_SEQUENCE_TOKENS": "64", "BLOCK_LENGTH": "64"}, "set it to 65 or more"),
+        ({"DEVICE": "gpu"}, "SANGAM_DEVICE: must be cpu or cuda:N (got 'gpu')"),
+        ({"DEVICE": "cuda:first"}, "SANGAM_DEVICE: must be cpu or cuda:N"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused_with_the_fix(
@@ -133,6 +137,13 @@ def test_settings_that_do_not_fit_together_are_refused_with_the_fix(
     said = problem_with(monkeypatch, **env)
     assert fix in said
     assert "\n" not in said
+
+
+def test_the_shortest_sequence_is_a_block_and_a_token_of_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SANGAM_MAX_SEQUENCE_TOKENS", "33")
+    assert read_settings(WorkerSettings).max_sequence_tokens == 33
 
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

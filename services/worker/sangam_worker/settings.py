@@ -4,6 +4,7 @@ Every field says what it means, its unit and why the default is what it is. Deci
 run time; a bad value stops the start with one line that names the variable.
 """
 
+import re
 import secrets
 import socket
 from pathlib import Path
@@ -20,6 +21,8 @@ DEFAULT_TOTAL_PAGES = 2048
 """32,768 tokens of KV: dozens of chat-sized requests, and a few MB for the small model."""
 
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
+
+_DEVICE = r"^(cpu|cuda(:\d{1,4})?)$"
 
 _PORT_RANGE = r"^\d{1,5}-\d{1,5}$"
 
@@ -43,8 +46,8 @@ class WorkerSettings(ServiceSettings):
     """Number format of weights and KV. ``float32`` on CPU gives the same bytes everywhere;
     ``bfloat16`` is what GPUs are for. ``auto``: the one or the other, by device."""
 
-    device: Annotated[str, Field(min_length=1)] = "cpu"
-    """Torch device of the engine, e.g. ``cpu`` or ``cuda:0``."""
+    device: Annotated[str, Field(pattern=_DEVICE)] = "cpu"
+    """Torch device of the engine: ``cpu``, or ``cuda:0`` and so on for an NVIDIA GPU."""
 
     attention: Literal["auto", "torch", "flashinfer", "flashinfer-fa2", "flashinfer-fa3"] = "auto"
     """What computes attention and, with it, norms, gates and rotations: ``torch`` (any device) or
@@ -96,8 +99,9 @@ class WorkerSettings(ServiceSettings):
     (more while prefills wait, at most four times as much)."""
 
     transferred_decode_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.75
-    """While a prefill waits, younger transferred decodes join only up to this share of tau, so
-    that decodes cannot hold the whole budget for ever (as they could at 1)."""
+    """While a prefill waits, younger transferred decodes join only up to this share of tau and of
+    the places of ``max_batch_blocks``, so that decodes cannot hold the whole budget for ever (as
+    they could at 1)."""
 
     block_length: Annotated[int, Field(ge=1)] = DEFAULT_BLOCK_LENGTH
     """Positions of a block, in tokens, published for routers; 32 is what LLaDA and Dream use."""
@@ -199,6 +203,14 @@ class WorkerSettings(ServiceSettings):
     log_format: Literal["json", "console"] = "json"
     """One JSON object a line for machines, or coloured text for people."""
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _device_is_known(cls, value: object) -> object:
+        """In better words than the pattern's, which the chart's schema has."""
+        if isinstance(value, str) and not re.search(_DEVICE, value):
+            raise ValueError("must be cpu or cuda:N")
+        return value
+
     @field_validator("admission")
     @classmethod
     def _admission_is_known(cls, value: str) -> str:
@@ -227,6 +239,12 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(
                 f"SANGAM_KV_TRANSPORT nccl needs a CUDA device, and SANGAM_DEVICE is "
                 f"{self.device!r}: set SANGAM_DEVICE to cuda:0, or SANGAM_KV_TRANSPORT to auto"
+            )
+        shortest_tokens = self.block_length + 1
+        if self.max_sequence_tokens is not None and self.max_sequence_tokens < shortest_tokens:
+            raise ValueError(
+                f"SANGAM_MAX_SEQUENCE_TOKENS {self.max_sequence_tokens} holds no block of "
+                f"{self.block_length} tokens and a prompt: set it to {shortest_tokens} or more"
             )
         if self.lease_seconds < 2 * self.heartbeat_seconds:
             raise ValueError("SANGAM_LEASE_SECONDS must be at least two SANGAM_HEARTBEAT_SECONDS")

@@ -7,6 +7,7 @@ when they have not.
 import structlog
 import torch
 
+from sangam_worker.device import TorchBuild, require_cuda
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.transfer.cuda_streams import CudaStreams, allow_many_streams
 from sangam_worker.transfer.gloo import GlooTransport
@@ -18,14 +19,20 @@ from sangam_worker.transfer.protocol import KVTransport
 log = structlog.get_logger(__name__)
 
 
-def prepare_transport(settings: WorkerSettings) -> None:
+def prepare_transport(settings: WorkerSettings, build: TorchBuild | None = None) -> None:
     """Before the process uses CUDA, and before it spends minutes on a model.
 
+    Args:
+        build: what torch has; the installed one by default.
+
     Raises:
-        ConfigurationError: NCCL is to be used, and cannot be had here.
+        ConfigurationError: there is no such GPU; NCCL is to be used, and cannot be had here.
     """
     if settings.uses_nccl:
         allow_many_streams()
+    if settings.is_on_cuda:
+        require_cuda(settings.device, build or TorchBuild.here())
+    if settings.uses_nccl:
         load_nccl(torch.device(settings.device))
 
 
