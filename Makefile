@@ -76,6 +76,7 @@ gpu-interfaces: $(STAMP) ## FlashInfer's and NCCL's Python (not CUDA), so that t
 GPU_TESTS ?= tests/gpu
 
 test-gpu: ## the tests that need a GPU, with PYTHON as it is; fails where there is none (GPU_TESTS='tests/gpu -k graphs')
+	@$(PYTHON) -c 'import sys, importlib.util as found; sys.exit(next((f"{name} is not installed for {sys.executable}; name a Python that has it: make test-gpu PYTHON=..." for name in ("torch", "pytest") if found.find_spec(name) is None), 0))'
 	PYTHONPATH=services/core:services/router:services/worker:loadtest:.$${PYTHONPATH:+:$$PYTHONPATH} $(RUN_ENV) \
 		$(PYTHON) -m pytest --confcutdir=tests/gpu --require-gpu $(GPU_TESTS)
 

@@ -47,6 +47,42 @@ def test_a_machine_without_a_gpu_fails_and_says_so() -> None:
     assert "passed" not in done.stdout
 
 
+WITHOUT_TORCH = """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "torch" else found(name, *more)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("make", "--silent", "test-gpu", f"PYTHON={sys.executable}"),
+        (sys.executable, "-m", "pytest", "-q", "--confcutdir=tests/gpu", "tests/gpu"),
+    ],
+)
+def test_a_python_without_torch_is_told_in_one_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode != 0
+    lines = done.stderr.splitlines()
+    assert lines[0] == (
+        f"torch is not installed for {sys.executable}; name a Python that has it: "
+        "make test-gpu PYTHON=..."
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+
+
 def folder_with(folder: Path, *tests: str) -> str:
     (folder / "conftest.py").write_text(A_GPU)
     file = folder / "test_it.py"

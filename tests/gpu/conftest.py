@@ -7,8 +7,16 @@ the run unless it asks for hardware of another kind, which the summary then list
 
 import importlib.metadata
 import importlib.util
+import sys
 
 import pytest
+
+if importlib.util.find_spec("torch") is None:
+    sys.exit(
+        f"torch is not installed for {sys.executable}; name a Python that has it: "
+        "make test-gpu PYTHON=..."
+    )
+
 import torch
 
 MODULES = ("flashinfer", "triton", "nccl")

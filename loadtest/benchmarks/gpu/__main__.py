@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks.gpu.supervised import supervise
+from benchmarks.gpu.supervised import PASSES_FOLDER, supervise
 
 if __name__ == "__main__":
-    sys.exit(supervise("benchmarks.gpu.command", sys.argv[1:], ".sangam/bench-gpu"))
+    sys.exit(supervise("benchmarks.gpu.command", sys.argv[1:], PASSES_FOLDER, "bench-gpu"))

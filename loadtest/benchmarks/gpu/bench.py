@@ -37,6 +37,7 @@ class Bench:
         tests: pytest's arguments, for what needs no FlashInfer kernel and for all else.
         kernels: attention backends that are set beside each other.
         found: the parts that were run, by name.
+        no_tests: why the tests are left out, if they are.
     """
 
     def __init__(
@@ -47,22 +48,24 @@ class Bench:
         tests: Sequence[Sequence[str]],
         kernels: Sequence[str],
         found: Mapping[str, Record],
+        no_tests: str = "",
     ) -> None:
         self._place, self._models, self._sizes = place, models, sizes
         self._tests, self._kernels = tests, kernels
-        self._found = found
+        self._found, self._no_tests = found, no_tests
         self._held: Timed | None = None
 
     def parts(self) -> list[Part]:
         """Every part, the most important first; what shares an engine in a row."""
         first, *others = self._models
         early, late = (partial(run_tests, arguments=each) for each in self._tests)
+        left_out = self._no_tests
         return [
             Part("ceilings", self._measure_ceilings, most_seconds=20),
-            Part("correctness without FlashInfer", early, most_seconds=150),
+            Part("correctness without FlashInfer", early, most_seconds=150, left_out=left_out),
             *self._of_models("sampler", self._sampler, 20, needs_kernels=False),
             *self._of_models("products", self._products, 30, needs_kernels=False),
-            Part("correctness with FlashInfer", late, True, 5, 100),
+            Part("correctness with FlashInfer", late, True, 5, 100, left_out),
             self._of_model("decodes", self._decodes, first, 45),
             self._of_model("cpu gap", self._gap, first, 20),
             self._of_model("batch 1 step", self._steps, first, 40),

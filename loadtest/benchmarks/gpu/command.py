@@ -2,7 +2,7 @@
 
 Decides the parts and their order: what the goals need first, what needs no compiled kernels while
 those are compiled. Writes ``results.json`` (after every part), ``table.md`` and CSVs that
-``sangam loadtest fit`` reads. Exit status 1 when a part failed or was left out; a missed goal is a
+``sangam loadtest fit`` reads. Exit status 3 when a part failed or was not run; a missed goal is a
 result.
 """
 
@@ -21,8 +21,10 @@ from benchmarks.gpu.commands import (
 from benchmarks.gpu.correctness import REPOSITORY
 from benchmarks.gpu.parts import DeviceLost, Part, say
 from benchmarks.gpu.sizes import H200, TINY
-from benchmarks.gpu.supervised import GO_ON
+from benchmarks.gpu.supervised import GO_ON, PASSES_FOLDER
 from benchmarks.gpu.written import write_files
+
+__all__ = ["main", "write_files"]
 
 _FLASHINFER = (
     "flashinfer or graphs or attention or start or fa2 or fa3 or replays"
@@ -30,6 +32,7 @@ _FLASHINFER = (
 )
 """Words in the names of tests that need FlashInfer's kernels; whole engines in FP8 do."""
 
+_TESTS = "tests/gpu"
 _LAST = "test_engine_gpu.py"
 """Most of the tests: what a kernel does wrong the others, which come first, say more clearly."""
 
@@ -43,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = place_of(given)
 
     def parts(found: Found) -> list[Part]:
-        return Bench(place, given.models, sizes, _tests(given), given.kernels, found).parts()
+        tests, no_tests = _tests(given), _no_tests(given)
+        return Bench(place, given.models, sizes, tests, given.kernels, found, no_tests).parts()
 
     try:
         run = run_parts(given, parts, {})
@@ -53,6 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         write_files(given.out)
     return finish(run)
+
+
+def _no_tests(given: argparse.Namespace) -> str:
+    """Why the tests are left out, if they are: without a GPU they are all skipped."""
+    if given.device.startswith("cuda") or given.tests != _TESTS:
+        return ""
+    return f"{_TESTS} needs a GPU, and this is on {given.device}; --tests names others"
 
 
 def _tests(given: argparse.Namespace) -> list[list[str]]:
@@ -77,12 +88,12 @@ def _files(tests: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="bench-gpu", description=summary)
-    add_options(parser)
+    add_options(parser, PASSES_FOLDER)
     parser.add_argument(
         "--models", nargs="+", default=list(MODELS), help="random:NAME or a folder, LLaDA first"
     )
     parser.add_argument("--sizes", choices=("h200", "tiny"), default="h200", help="tiny: for CPUs")
-    parser.add_argument("--tests", default="tests/gpu", help="what pytest runs (tests/gpu)")
+    parser.add_argument("--tests", default=_TESTS, help=f"what pytest runs ({_TESTS})")
     parser.add_argument(
         "--kernels", nargs="+", default=FA_KERNELS, help="attention backends set beside each other"
     )

@@ -21,9 +21,10 @@ from benchmarks.gpu.timing import settle
 MODELS = ("random:llada-8b", "random:dream-7b")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options of both commands."""
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
+    """Options of both commands; ``folder`` is the results' by default."""
+    told = f"folder for the results ({folder})"
+    parser.add_argument("--out", type=Path, default=Path(folder), help=told)
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for all ({SECONDS:g})")
     parser.add_argument("--device", default="cuda:0", help="torch device (cuda:0)")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and KV (bfloat16)")

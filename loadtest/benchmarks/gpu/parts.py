@@ -21,6 +21,9 @@ from sangam_core.errors import SangamError
 Record = dict[str, Any]
 """What a part found, as JSON; it fills the record as it goes, so that a failure keeps the rest."""
 
+LEFT_OUT = "left out"
+"""Status of a part that is not for this machine."""
+
 _HANGS_FACTOR, _HANGS_SECONDS = 1.5, 30.0
 """A part that takes so many times its time, and so much more, does not end."""
 
@@ -57,6 +60,7 @@ class Part:
             under ``cut_short`` what it left out.
         needs_kernels: FlashInfer's must be compiled before.
         least_seconds: it is not begun with less time left. most_seconds: its budget.
+        left_out: why it cannot be run here, which is no complaint; empty where it can.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Part:
     needs_kernels: bool = False
     least_seconds: float = 0.0
     most_seconds: float = 60.0
+    left_out: str = ""
 
 
 class Kernels(Protocol):
@@ -126,7 +131,9 @@ class Run:
         record = self.parts[part.name] = {"status": "running"}
         found: Record = {}
         record["found"] = found
-        if not is_ready or self.budget.left_seconds < part.least_seconds:
+        if part.left_out:
+            record |= {"status": LEFT_OUT, "error": part.left_out}
+        elif not is_ready or self.budget.left_seconds < part.least_seconds:
             why = "its kernels are not compiled" if not is_ready else "no time was left"
             record |= {"status": "not run", "error": why}
         else:
@@ -143,20 +150,17 @@ class Run:
             raise DeviceLost(f"the device does not answer any more, after {part.name}")
 
     def write(self) -> None:
-        """Write everything so far, in one step."""
+        """Write everything so far."""
         content = {**self.head, "used_seconds": round(self.budget.used_seconds, 1)}
-        text = json.dumps({**content, "parts": self.parts}, indent=1)
-        beside = self.out.with_suffix(".part")
-        beside.write_text(text + "\n", encoding="utf-8")
-        beside.replace(self.out)
+        _write(self.out, {**content, "parts": self.parts})
 
     @property
     def complaints(self) -> list[str]:
-        """Every part that did not do all that it should, in words."""
+        """Every part that did not do all that it should on this machine, in words."""
         return [
             f"{name}: {record['status']}: {_reason(record)}"
             for name, record in self.parts.items()
-            if record["status"] != "done"
+            if record["status"] not in ("done", LEFT_OUT)
         ]
 
 
@@ -169,6 +173,20 @@ def parts_of(file: Path) -> dict[str, Record]:
         if record["status"] == "running":
             record |= {"status": "failed", "error": "its process ended in it"}
     return parts
+
+
+def end_running(file: Path) -> None:
+    """Write into the file that the part that a process ended in has failed."""
+    results = json.loads(file.read_text(encoding="utf-8"))
+    results["parts"] = parts_of(file)
+    _write(file, results)
+
+
+def _write(file: Path, results: Record) -> None:
+    """In one step."""
+    beside = file.with_suffix(".part")
+    beside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    beside.replace(file)
 
 
 def _run(part: Part, found: Record, budget: Budget) -> Record:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 from tests.loadtest.gpu.tiny import DREAM, LLADA, ON_CPU
 
 from benchmarks.gpu.command import main
-from benchmarks.gpu.supervised import BAD_OPTIONS, HAS_COMPLAINTS
+from benchmarks.gpu.serving.command import main as serving_main
+from benchmarks.gpu.supervised import (
+    BAD_OPTIONS,
+    HAS_COMPLAINTS,
+    PASSES_FOLDER,
+    SERVING_FOLDER,
+)
 from sangam_loadtest.costs.measurements import read_fp8_passes, read_passes, read_products
 
 SOME_TESTS = "tests/loadtest/gpu/tiny_checks.py"
@@ -104,6 +111,24 @@ def test_a_part_by_name_runs_alone(tmp_path: Path) -> None:
     assert main(options) == 0
     results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert list(results["parts"]) == ["ceilings"]
+
+
+def test_on_a_cpu_the_tests_for_gpus_are_left_out_and_the_table_says_why(tmp_path: Path) -> None:
+    options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--models", LLADA]
+    assert main([*options, "--only", "correctness"]) == 0
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert table.count("**left out**: tests/gpu needs a GPU, and this is on cpu") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"), [(main, PASSES_FOLDER), (serving_main, SERVING_FOLDER)]
+)
+def test_help_tells_where_results_go(
+    command: Callable[[list[str]], int], folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command(["--help"])
+    assert f"folder for the results ({folder})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_failed_part_shows_in_the_exit_status_and_the_table(

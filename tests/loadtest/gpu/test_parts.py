@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def finds(value: int) -> Part:
         record["value"] = value
 
     return Part(f"finds {value}", run)
+
+
+def test_a_part_that_is_not_for_this_machine_is_left_out_without_a_complaint(
+    tmp_path: Path,
+) -> None:
+    run = a_run(tmp_path)
+    run.run_all([replace(finds(1), left_out="it needs a GPU")], Kernels())
+    part = written(tmp_path)["finds 1"]
+    assert part == {"status": "left out", "found": {}, "error": "it needs a GPU"}
+    assert run.complaints == []
 
 
 def test_a_failing_part_keeps_what_it_had_and_the_others_run(tmp_path: Path) -> None:

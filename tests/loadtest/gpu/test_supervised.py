@@ -1,15 +1,22 @@
 """A process that a device takes with it is followed by another one, as long as that gets on."""
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.supervised import BAD_OPTIONS, GO_ON, HAS_COMPLAINTS, supervised
+from benchmarks.gpu.supervised import (
+    BAD_OPTIONS,
+    GO_ON,
+    HAS_COMPLAINTS,
+    supervise,
+    supervised,
+)
 
 COMMAND = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 
 def main():
@@ -24,6 +31,16 @@ def main():
     if status < 0:
         os.kill(os.getpid(), -status)
     return status
+
+def hangs():
+    parts = {"passes": {"status": "done", "found": {}}, "slow": {"status": "running", "found": {}}}
+    Path(sys.argv[1], "results.json").write_text(json.dumps({"parts": parts}))
+    signal.pause()
+
+def write_files(folder):
+    parts = json.loads((folder / "results.json").read_text())["parts"]
+    lines = (f"{name}: {part['status']}" for name, part in parts.items())
+    (folder / "table.md").write_text(", ".join(lines))
 """
 
 
@@ -70,3 +87,35 @@ def test_processes_that_get_no_further_are_not_tried_again(tmp_path: Path, modul
     ended, calls = run(tmp_path, module, (1, 1), (1, 1), (0, 9))
     assert ended == HAS_COMPLAINTS
     assert len(calls) == 2
+    assert (tmp_path / "table.md").read_text() == "0: done"
+
+
+def test_a_process_that_is_killed_leaves_a_table_of_what_it_found(
+    tmp_path: Path, module: str
+) -> None:
+    text = COMMAND.replace("def main()", "def returns()").replace("def hangs()", "def main()")
+    (tmp_path / f"{module}.py").write_text(text)
+    results = tmp_path / "results.json"
+    assert supervised(module, [str(tmp_path)], 4.0, results, grace_seconds=0) == HAS_COMPLAINTS
+    assert (tmp_path / "table.md").read_text() == "passes: done, slow: failed"
+
+
+def test_a_table_that_cannot_be_written_is_said(
+    tmp_path: Path, module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"{module}.py"
+    file.write_text(file.read_text().partition("def write_files")[0])
+    assert run(tmp_path, module, (1, 0))[0] == HAS_COMPLAINTS
+    assert f"no table of {tmp_path / 'results.json'}" in capsys.readouterr().err
+
+
+def test_without_torch_one_line_says_what_to_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert supervise("a_command", ["--help"], str(tmp_path), "bench-gpu") == BAD_OPTIONS
+    told = capsys.readouterr().err
+    assert told == (
+        f"torch is not installed for {sys.executable}; name a Python that has it: "
+        "make bench-gpu PYTHON=...\n"
+    )

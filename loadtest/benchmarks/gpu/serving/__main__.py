@@ -2,7 +2,8 @@
 
 import sys
 
-from benchmarks.gpu.supervised import supervise
+from benchmarks.gpu.supervised import SERVING_FOLDER, supervise
 
 if __name__ == "__main__":
-    sys.exit(supervise("benchmarks.gpu.serving.command", sys.argv[1:], ".sangam/bench-gpu-serving"))
+    module = "benchmarks.gpu.serving.command"
+    sys.exit(supervise(module, sys.argv[1:], SERVING_FOLDER, "bench-gpu-serving"))

@@ -24,7 +24,7 @@ from benchmarks.gpu.serving.figure import draw
 from benchmarks.gpu.serving.figure_8 import Figure8, Options
 from benchmarks.gpu.serving.rates import Window
 from benchmarks.gpu.serving.table import table
-from benchmarks.gpu.supervised import GO_ON
+from benchmarks.gpu.supervised import GO_ON, SERVING_FOLDER
 from sangam_loadtest.records import read_records
 from sangam_loadtest.simulator.commits import (
     DEFAULT_COMMITS,
@@ -65,11 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         return GO_ON
     finally:
-        _write_files(given.out)
+        write_files(given.out)
     return finish(run)
 
 
-def _write_files(folder: Path) -> None:
+def write_files(folder: Path) -> None:
+    """Write table and figure from the results' file in the folder."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     (folder / "table.md").write_text(table(results), encoding="utf-8")
     if "curves" in results["parts"].get("figure 8", {}).get("found", {}):
@@ -99,7 +100,7 @@ def _counts(given: argparse.Namespace) -> CommitCounts:
 def _parser() -> argparse.ArgumentParser:
     summary = (__doc__ or "").partition("\n")[0]
     parser = argparse.ArgumentParser(prog="bench-gpu-serving", description=summary)
-    add_options(parser)
+    add_options(parser, SERVING_FOLDER)
     parser.add_argument("--model", default=MODELS[0], help=f"random:NAME or a folder ({MODELS[0]})")
     parser.add_argument("--trace", choices=[*SYNTHETIC_TRACES], default="sharegpt")
     parser.add_argument(
