@@ -10,6 +10,7 @@ aborted channel's call ends at its time-out unless the peer drops its end first.
 device comes from the registered address: gloo's own choice, the host name, is often loopback.
 """
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from sangam_worker.transfer.pool import KVPool
 from sangam_worker.transfer.protocol import ANY_NUMBER, KVChannel, Side
 
 _RANKS = {Side.RECEIVER: 0, Side.SENDER: 1}
+_BACKLOG = 128
 _SHORTEST_SECONDS = 0.001
 """gloo takes 0 for no time-out at all."""
 
@@ -69,7 +71,7 @@ class GlooTransport:
         """The address of this worker's store (one for all channels)."""
         with self._lock:
             if self._store is None:
-                self._store = TCPStore(self._host, 0, None, True, wait_for_workers=False)
+                self._store = _store_on(self._host)
             return f"{self._host}:{self._store.port}"
 
     def connect(
@@ -173,6 +175,41 @@ class GlooChannel:
             if self._device.type == "cuda":  # passes may have a stream of their own
                 torch.cuda.current_stream(self._device).synchronize()
         return values.nbytes
+
+
+def _store_on(host: str) -> TCPStore:
+    """A store that listens at the host's address alone; its own socket would at every one.
+
+    Raises:
+        RuntimeError: nothing can listen there.
+    """
+    listening = _listening_at(host)
+    port = listening.getsockname()[1]
+    # From here on the store closes it.
+    return TCPStore(
+        host, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach()
+    )
+
+
+def _listening_at(host: str) -> socket.socket:
+    """A socket at the first of the host's addresses that takes one."""
+    failure: OSError | None = None
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            listening = socket.socket(family, kind, protocol)
+            try:
+                listening.bind(address)
+                listening.listen(_BACKLOG)
+            except OSError as error:
+                listening.close()
+                failure = error
+            else:
+                return listening
+    except OSError as error:
+        failure = error
+    raise RuntimeError(f"nothing can listen at {host}: {failure}")
 
 
 def _group_of_two(store: Store, rank: int, host: str, timeout: timedelta) -> _Group:
