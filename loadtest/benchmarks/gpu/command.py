@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.commands import (
     MODELS,
+    TINY_MODELS,
     Found,
     add_options,
     finish,
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status."""
     given = _parser().parse_args(arguments)
     sizes = {"h200": H200, "tiny": TINY}[given.sizes]
-    place = place_of(given)
+    place = place_of(given, f"--kernels torch --sizes tiny --models {' '.join(TINY_MODELS)}")
 
     def parts(found: Found) -> list[Part]:
         tests, no_tests = _tests(given), _no_tests(given)

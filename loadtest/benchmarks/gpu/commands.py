@@ -19,6 +19,8 @@ from benchmarks.gpu.supervised import BAD_OPTIONS, HAS_COMPLAINTS, RESULTS, SECO
 from benchmarks.gpu.timing import settle
 
 MODELS = ("random:llada-8b", "random:dream-7b")
+TINY_MODELS = ("tests/golden/models/llada-tiny-a", "tests/golden/models/dream-tiny-a")
+"""For CPUs, which would take minutes and 32 GB to draw the others."""
 
 
 def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
@@ -41,12 +43,16 @@ def add_options(parser: argparse.ArgumentParser, folder: str) -> None:
     )
 
 
-def place_of(given: argparse.Namespace) -> Place:
-    """Where and how models run. ``SystemExit`` without that device."""
+def place_of(given: argparse.Namespace, tiny: str) -> Place:
+    """Where and how models run. ``SystemExit`` without that device.
+
+    Args:
+        tiny: the command's own options for a short run on a CPU.
+    """
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         say(
             "no GPU here. To see that everything runs on a CPU: --device cpu --dtype float32 "
-            "--attention torch --operators torch --sizes tiny"
+            f"--attention torch --operators torch {tiny}"
         )
         sys.exit(BAD_OPTIONS)
     if given.device == "cpu":

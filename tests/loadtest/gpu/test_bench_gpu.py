@@ -19,6 +19,7 @@ from benchmarks.gpu.supervised import (
 )
 from sangam_loadtest.costs.measurements import read_fp8_passes, read_passes, read_products
 
+REPOSITORY = Path(__file__).parents[3]
 SOME_TESTS = "tests/loadtest/gpu/tiny_checks.py"
 
 
@@ -144,10 +145,18 @@ def test_a_failed_part_shows_in_the_exit_status_and_the_table(
 def test_without_a_gpu_the_command_says_how_to_try_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--out", str(tmp_path)])
-    assert ended.value.code == BAD_OPTIONS
-    assert "--device cpu" in capsys.readouterr().err
+    for command in (main, serving_main):
+        with pytest.raises(SystemExit) as ended:
+            command(["--out", str(tmp_path)])
+        assert ended.value.code == BAD_OPTIONS
+        options = capsys.readouterr().err.partition("--device cpu")[2].split()
+        models = [option for option in options if option.startswith("tests/")]
+        assert all((REPOSITORY / model / "config.json").exists() for model in models)
+        with pytest.raises(SystemExit) as parsed:
+            command(["--device", "cpu", *options, "--help"])
+        assert parsed.value.code == 0
+        capsys.readouterr()
+        assert models
 
 
 def test_a_resumed_run_goes_on_behind_what_was_found(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.gpu.commands import (
     MODELS,
+    TINY_MODELS,
     Found,
     add_options,
     finish,
@@ -35,6 +36,10 @@ from sangam_loadtest.simulator.commits import (
 from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES
 
 _SOME_COMMITS = 1.7
+_TINY = (
+    f"--model {TINY_MODELS[0]} --mask-buffer 0 --max-prompt 64 --max-output 64 --pages 200 "
+    "--single 5 --run 15 --max-runs 3"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_runs=given.max_runs,
         window=Window(given.warm, given.run, given.longest),
     )
-    place, counts = place_of(given), _counts(given)
+    place, counts = place_of(given, _TINY), _counts(given)
 
     def parts(found: Found) -> list[Part]:
         return Figure8(place, options, counts, found).parts()
