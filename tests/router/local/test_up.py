@@ -24,7 +24,7 @@ DIED = ProcessEvent("worker-0", ProcessState.RESTARTING, 0.25, "killed by SIGKIL
 
 
 def test_a_missing_package_is_named_with_what_to_install() -> None:
-    with pytest.raises(ConfigurationError, match=r"no_such_package.*sangam\[worker\]"):
+    with pytest.raises(ConfigurationError, match=r"no_such_package.*pip install '\.\[worker\]"):
         require_packages(("json", "no_such_package"))
     require_packages(("json",))
 
