@@ -42,9 +42,9 @@ from sangam_loadtest.traces.source import TraceSpec
 from sangam_worker.settings import DEFAULT_TOTAL_PAGES
 
 MODEL, DEVICE, SYSTEM = "small", "cpu", "sangam"
-FLEETS = ("1C:0.35,0.55", "1P1D:0.15,0.25")
-"""What two cores can hold: one for the worker, one for router, Redis and client. ``1P1D:0.15,0.3``
-wants a core more; without it processes wait for cores, which is not simulated."""
+FLEETS = ("1C:0.35,0.55", "1P1D:0.15")
+"""What two cores can hold: one for a worker's passes, one for router, Redis and client. More of
+``1P1D`` wants a core more; without it processes wait for cores, which is not simulated."""
 BLOCK_LENGTH = 32
 _PROMPT_TOKENS, _MOST_BLOCKS, _TRACE_LENGTH = (32, 400), 4, 600
 _FIRST_LOAD, _FIRST_SECONDS = 0.2, 35.0
