@@ -4,7 +4,6 @@ Results in bfloat16 are held against float64, within what rounding explains if s
 float32. Kernels that are not there yet are compiled first, which takes minutes.
 """
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.marks import FLASHINFER_ON_A_GPU
 from tests.worker.attention_batches import (
     a_pool,
     a_sequence,
@@ -38,14 +38,7 @@ from sangam_worker.models.operators import TorchOperators
 from sangam_worker.models.random_models import random_config
 from sangam_worker.packing import pack
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("flashinfer") is None, reason="needs the extra gpu"
-    ),
-    pytest.mark.timeout(900),  # kernels are compiled on first use
-    pytest.mark.filterwarnings("default"),  # of FlashInfer's and its compiler's, not ours
-]
+pytestmark = FLASHINFER_ON_A_GPU
 
 BFLOAT16 = torch.bfloat16
 UNIT = torch.finfo(BFLOAT16).eps / 2

@@ -4,14 +4,13 @@ bfloat16 and FP8 against the float32 engine of a CPU, within what Monte Carlo ro
 number format explain. Kernels that are not there yet are compiled first, which takes minutes.
 """
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.gpu.engines import NAMES, a_kind, model_at
+from tests.gpu.marks import FLASHINFER_ON_A_GPU
 from tests.worker.engine_checks import (
     MODELS,
     EngineKind,
@@ -24,14 +23,7 @@ from tests.worker.engine_checks import (
     check_two_agree,
 )
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("flashinfer") is None, reason="needs the extra gpu"
-    ),
-    pytest.mark.timeout(900),  # kernels are compiled on first use
-    pytest.mark.filterwarnings("default"),  # of FlashInfer's and its compiler's, not ours
-]
+pytestmark = FLASHINFER_ON_A_GPU
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

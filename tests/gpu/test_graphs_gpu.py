@@ -4,7 +4,6 @@ Replays are held against the formula and against eager passes. Kernels that are 
 compiled first, which takes minutes.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.marks import FLASHINFER_ON_A_GPU
 from tests.worker.attention_batches import a_pool
 from tests.worker.checkpoints import DREAM, LLADA, dream_config, llada_config, write_checkpoint
 from tests.worker.fixed_batches import FixedRows, random_decodes
@@ -28,14 +28,7 @@ from sangam_worker.engine_loading import load_engine
 from sangam_worker.graphs.capture import CudaCapture
 from sangam_worker.plan import Pass
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("flashinfer") is None, reason="needs the extra gpu"
-    ),
-    pytest.mark.timeout(900),  # kernels are compiled on first use
-    pytest.mark.filterwarnings("default"),  # of FlashInfer's and its compiler's, not ours
-]
+pytestmark = FLASHINFER_ON_A_GPU
 
 BFLOAT16 = torch.bfloat16
 SHAPES = {"llada-8b": (32, 32, 128), "dream-7b": (28, 4, 128), "64": (6, 2, 64), "tiny": (4, 2, 16)}

@@ -14,7 +14,7 @@ from benchmarks.gpu.baseline import time_steps
 from benchmarks.gpu.breakdown import profile_passes
 from benchmarks.gpu.ceilings import gpu_of, measure_ceilings
 from benchmarks.gpu.correctness import run_tests
-from benchmarks.gpu.engines import Place, config_of, free_memory, load_eager, load_graphs, name_of
+from benchmarks.gpu.engines import Place, free_memory, load_eager, load_graphs, name_of
 from benchmarks.gpu.fp8 import time_fp8
 from benchmarks.gpu.gap import measure_gap
 from benchmarks.gpu.operators import time_attention, time_products, time_sampler
@@ -24,6 +24,7 @@ from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.transport import time_transport
 from benchmarks.iterations import Iteration
 from sangam_loadtest.costs.gpus import Gpu
+from sangam_worker.models.config import model_config
 
 Measure = Callable[[str, Record, Budget], None]
 """Measures one model."""
@@ -111,7 +112,7 @@ class Bench:
 
     def _sampler(self, model: str, record: Record, budget: Budget) -> None:
         device, rows = self._place.torch_device, self._sizes.sampler_rows
-        time_sampler(record, name_of(model), config_of(model), rows, device, self._gpu)
+        time_sampler(record, name_of(model), model_config(model), rows, device, self._gpu)
 
     def _products(self, model: str, record: Record, budget: Budget) -> None:
         shape, device = self._place.shape(model), self._place.torch_device
@@ -167,7 +168,7 @@ class Bench:
             record,
             budget,
             name_of(model),
-            config_of(model),
+            model_config(model),
             self._sizes.attention_iterations,
             self._kernels,
             self._place.torch_device,

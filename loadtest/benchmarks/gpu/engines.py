@@ -15,9 +15,8 @@ from sangam_loadtest.costs.shapes import ModelShape, shape_from
 from sangam_worker.attention.protocol import Attention
 from sangam_worker.engine_loading import ATTENTION_BACKENDS, DTYPES, load_engine
 from sangam_worker.kv_pool import KVPool
-from sangam_worker.models.config import read_model_config, resolve_model
-from sangam_worker.models.description import ModelConfig
-from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
+from sangam_worker.models.config import model_config
+from sangam_worker.models.random_models import RANDOM_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,7 @@ class Place:
 
     def shape(self, model: str) -> ModelShape:
         """Sizes for the floor, in the number format at hand."""
-        return shape_from(config_of(model), self.torch_dtype.itemsize)
-
-
-def config_of(model: str) -> ModelConfig:
-    """The configuration of a random model, or of a folder's."""
-    if model.startswith(RANDOM_PREFIX):
-        return random_config(model)
-    return read_model_config(resolve_model(model), name=model)
+        return shape_from(model_config(model), self.torch_dtype.itemsize)
 
 
 def name_of(model: str) -> str:

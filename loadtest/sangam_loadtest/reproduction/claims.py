@@ -86,6 +86,11 @@ def capacity(curve: Curve, pair: tuple[str, str]) -> float | None:
     return curve.rate_within(MEAN_BOUNDS[pair])
 
 
+def capacities(results: Results, pair: tuple[str, str]) -> dict[str, float | None]:
+    """The same of each of the paper's modes."""
+    return {split: capacity(mode_curve(results, pair, split), pair) for split in MODES}
+
+
 def told(rate: float | None) -> str:
     """A rate in words."""
     return "below the lowest rate" if rate is None else f"{rate:.1f}"
@@ -95,7 +100,7 @@ def _disaggregated_saturates_first(results: Results) -> Iterator[Finding]:
     yield first_by_saturation(results)
     texts, is_first = [], []
     for pair in PAIRS:
-        rates = {split: capacity(mode_curve(results, pair, split), pair) for split in MODES}
+        rates = capacities(results, pair)
         lowest = min(rates, key=lambda split: rates[split] or 0.0)
         is_first.append(lowest == DISAGGREGATED)
         listed = ", ".join(f"{split} {told(rate)}" for split, rate in rates.items())
@@ -148,8 +153,7 @@ def sustained(
 def _best_mode(
     results: Results, pair: tuple[str, str], expected: str, name: str
 ) -> Iterator[Finding]:
-    curves = {split: mode_curve(results, pair, split) for split in MODES}
-    rates = {split: capacity(curve, pair) for split, curve in curves.items()}
+    rates = capacities(results, pair)
     best = max(rates, key=lambda split: rates[split] or 0.0)
     listed = ", ".join(f"{split} {told(rate)}" for split, rate in rates.items())
     yield Finding(
@@ -264,7 +268,7 @@ def hybrid_curve(results: Results, pair: tuple[str, str], tau: int, theta: float
 
 def _batching(results: Results) -> Iterator[Finding]:
     for pair in ((LLADA, SHAREGPT), (DREAM, ARXIV)):
-        best = max((capacity(mode_curve(results, pair, split), pair) or 0.0) for split in MODES)
+        best = max(rate or 0.0 for rate in capacities(results, pair).values())
         texts, factors = [], []
         for system, name in ((PAPER, "the same engine"), ("fast-dllm", "the Fast-dLLM loop")):
             one = mode_curve(

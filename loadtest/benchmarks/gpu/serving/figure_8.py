@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.contenders import dense_model
-from benchmarks.gpu.engines import Place, config_of, load_graphs
+from benchmarks.gpu.engines import Place, load_graphs
 from benchmarks.gpu.parts import Budget, Part, Record, say
 from benchmarks.gpu.passes import Timed
 from benchmarks.gpu.serving.batch_one import Point, ServiceTime, Work, curve, rate_at
@@ -30,6 +30,7 @@ from sangam_loadtest.traces.synthetic import SYNTHETIC_TRACES, synthetic_request
 from sangam_worker.graphs.buckets import MOST_BLOCKS, buckets_up_to
 from sangam_worker.interpreter import favour_gpu_thread
 from sangam_worker.loop import Executes
+from sangam_worker.models.config import model_config
 from sangam_worker.sizing import bytes_per_page
 
 BATCHED, ONE, PLAIN = "batched", "batch 1, same engine", "batch 1, plain PyTorch loop"
@@ -155,7 +156,7 @@ class Figure8:
     @cached_property
     def _layout(self) -> Layout:
         buffer = self._options.mask_buffer_tokens or None
-        return Layout(config_of(self._options.model), BLOCK_LENGTH, buffer)
+        return Layout(model_config(self._options.model), BLOCK_LENGTH, buffer)
 
     @cached_property
     def _trace(self) -> list[TraceRequest]:
@@ -211,7 +212,7 @@ class Figure8:
 
     def _fitting_pages(self) -> int:
         """Asked for when the weights are on the device."""
-        config = config_of(self._options.model)
+        config = model_config(self._options.model)
         free, _ = torch.cuda.mem_get_info(self._place.torch_device)
         return int(free - _LEFT_FREE_BYTES) // bytes_per_page(config, self._place.dtype)
 

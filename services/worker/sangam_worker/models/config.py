@@ -7,6 +7,7 @@ the ``random:`` shapes. ``weights`` reads the tensors.
 
 import json
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def resolve_model(model: str) -> Path:
     return _fetch(model)
 
 
+@cache
 def _fetch(model: str) -> Path:
+    """Once a process, though a start asks for the configuration and then for the weights."""
     from huggingface_hub import snapshot_download  # slow to import, and only needed here
 
     try:
