@@ -108,12 +108,18 @@ def random_state(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
     return state
 
 
+def write_config(folder: Path, config: Mapping[str, Any]) -> Path:
+    """A folder with ``config.json`` and nothing else yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def write_checkpoint(
     folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
 ) -> Path:
     """A folder with ``config.json`` and one ``model.safetensors``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config)
     save_file(dict(random_state(config) if state is None else state), folder / "model.safetensors")
     return folder
 
@@ -125,8 +131,7 @@ def write_shards(
     shard_of: Callable[[int], int],
 ) -> Path:
     """The same weights over several files with an index."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    write_config(folder, config)
     shards: dict[str, dict[str, Tensor]] = {}
     weight_map = {}
     for number, (name, tensor) in enumerate(state.items()):
