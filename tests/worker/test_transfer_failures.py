@@ -1,0 +1,203 @@
+"""Transfers that end late, early or by a bug, and pairs that do: what is freed, what goes on."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import torch
+from tests.worker.fakes import ToyEngine, ToyPool
+from tests.worker.harness import a_client, a_decode, a_sequence, a_worker, eventually
+from tests.worker.worker_pairs import gated_workers, is_lost, moves_a_block, prefilled, two_workers
+
+from sangam_core.placement import Role
+from sangam_core.wire import BlockKey, KVSource, LossReason, Queued
+from sangam_worker.metrics import WorkerMetrics
+from sangam_worker.standing import Standing
+from sangam_worker.tracking import Moved
+from sangam_worker.transfer.exchange import KVExchange
+from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
+from sangam_worker.transfer.pool import KVGeometry
+from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
+
+
+async def test_an_expired_transfer_loses_the_block_and_a_new_pair_works() -> None:
+    settings = {"transfer_deadline_seconds": 0.3}
+    async with gated_workers(**settings) as (sender, transport, receiver, client):
+        transport.gate.clear()
+        ids = a_sequence()
+        first = await prefilled(client, sender, ids)
+        second = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        assert "deadline" in await is_lost(second, "transfer_failed")
+        assert await client.is_idle(receiver)
+        transport.gate.set()
+        await is_lost(first, "transfer_failed")
+        assert await client.is_idle(sender)
+        await moves_a_block(client, sender, receiver, "next")
+
+
+async def test_pages_stay_taken_while_a_thread_may_read_them() -> None:
+    settings = {"transfer_deadline_seconds": 0.3}
+    async with gated_workers(**settings) as (sender, transport, receiver, client):
+        transport.gate.clear()
+        ids = a_sequence()
+        first = await prefilled(client, sender, ids)
+        second = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        await is_lost(second, "transfer_failed")
+        first.response.close()
+        async with client.http.delete(f"{sender.url}/internal/v1/blocks/r1/0/1") as response:
+            assert response.status == 202
+        held = await client.held(sender)
+        assert [block.num_pages for block in held.blocks] == [4]
+        assert held.free_pages == held.total_pages - 4
+        transport.gate.set()
+        await client.becomes_idle(sender)
+
+
+async def test_a_cancelled_receiver_is_free_when_the_transfer_has_ended() -> None:
+    async with gated_workers() as (sender, transport, receiver, client):
+        transport.gate.clear()
+        ids = a_sequence()
+        first = await prefilled(client, sender, ids)
+        second = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        await eventually(lambda: transport.num_held_up == 1)
+        second.response.close()
+        held = await client.held(receiver)
+        assert [block.stage for block in held.blocks] == ["arriving"]
+        transport.gate.set()
+        assert (await first.rest())[-1] == "kv_sent"
+        await client.becomes_idle(receiver)
+        await moves_a_block(client, sender, receiver, "next")
+
+
+async def test_a_block_whose_turn_has_not_come_can_be_cancelled_at_once() -> None:
+    async with gated_workers() as (sender, transport, receiver, client):
+        transport.gate.clear()
+        ids = a_sequence()
+        first = await prefilled(client, sender, ids)
+        waiting = await prefilled(client, sender, ids, "waiting")
+        moving = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        await eventually(lambda: transport.num_held_up == 1)
+        start = a_decode(receiver, sender, waiting.overlay(ids), "waiting")
+        second = await client.start(receiver, start)
+        assert isinstance(await second.next(), Queued)
+        async with client.http.delete(f"{receiver.url}/internal/v1/blocks/waiting/0/1") as gone:
+            assert gone.status == 204
+        await is_lost(second, "cancelled")
+        transport.gate.set()
+        assert (await moving.rest())[-1] == "completed"
+        assert (await first.rest())[-1] == "kv_sent"
+        waiting.response.close()
+        await client.becomes_idle(sender)
+
+
+async def test_a_channel_that_the_sender_has_lost_is_made_anew() -> None:
+    async with two_workers() as (sender, receiver, client):
+        await moves_a_block(client, sender, receiver, "one")
+        await sender.exchange.close_pairs()
+        await moves_a_block(client, sender, receiver, "two")
+
+
+async def test_a_channel_that_the_receiver_has_lost_is_made_anew() -> None:
+    async with two_workers() as (sender, receiver, client):
+        await moves_a_block(client, sender, receiver, "one")
+        await receiver.exchange.close_pairs()
+        await moves_a_block(client, sender, receiver, "two")
+        assert sender.exchange.num_pairs == 1
+
+
+async def test_the_end_of_one_pair_leaves_the_others_working() -> None:
+    hub = LoopbackHub()
+    async with (
+        gated_workers() as (sender, transport, receiver, client),
+        a_worker(hub=hub, role=Role.COLOCATED, worker_id="other") as other,
+        a_worker(hub=hub, role=Role.DECODE, worker_id="another") as another,
+    ):
+        transport.gate.clear()
+        ids = a_sequence()
+        first = await prefilled(client, sender, ids)
+        second = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        await eventually(lambda: transport.num_held_up == 1)
+        await moves_a_block(client, other, another, "elsewhere")
+        await receiver.exchange.close_pairs()
+        await is_lost(second, "transfer_failed")
+        await moves_a_block(client, other, another, "elsewhere again")
+        transport.gate.set()
+        await is_lost(first, "transfer_failed")
+
+
+async def test_a_worker_that_starts_again_gets_a_new_pair_and_the_former_one_is_dropped() -> None:
+    hub = LoopbackHub()
+    async with a_worker(hub=hub, role=Role.PREFILL) as sender, a_client() as client:
+        for life in ("first", "second"):
+            async with a_worker(hub=hub, role=Role.DECODE, worker_id="phoenix") as receiver:
+                await moves_a_block(client, sender, receiver, life)
+        assert sender.exchange.num_pairs == 1
+
+
+class ForgetfulPool(ToyPool):
+    """Fails to take in the first layer that comes."""
+
+    has_failed = False
+
+    def scatter(self, layer: int, pages: Sequence[int], tensor: torch.Tensor) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            raise ValueError("pages of another shape")
+        super().scatter(layer, pages, tensor)
+
+
+async def test_a_bug_in_a_transfer_costs_the_block_and_not_its_pages() -> None:
+    hub, ids = LoopbackHub(), a_sequence()
+    engine = ToyEngine(kv_pool=ForgetfulPool())
+    async with (
+        a_worker(hub=hub, role=Role.PREFILL) as sender,
+        a_worker(engine, hub=hub, role=Role.DECODE) as receiver,
+        a_client() as client,
+    ):
+        first = await prefilled(client, sender, ids)
+        second = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        assert "another shape" in await is_lost(second, "transfer_failed")
+        await is_lost(first, "transfer_failed")
+        assert await client.is_idle(receiver)
+        assert await client.is_idle(sender)
+        await moves_a_block(client, sender, receiver, "next")
+
+
+class Ended:
+    """Stands for the GPU thread; notes how transfers ended."""
+
+    def __init__(self) -> None:
+        self.results: dict[BlockKey, Moved | LossReason] = {}
+
+    def pin(self, key: BlockKey) -> "Future[tuple[int, ...] | None]":
+        raise NotImplementedError
+
+    def unpin(self, key: BlockKey) -> None:
+        raise NotImplementedError
+
+    def transfer_ended(self, key: BlockKey, result: Moved | LossReason) -> None:
+        self.results[key] = result
+
+
+async def test_a_fetch_that_is_given_up_before_it_could_begin_is_ended_too() -> None:
+    async def ask_nobody(url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
+        raise AssertionError("nobody was to be asked")
+
+    metrics, ended = WorkerMetrics(), Ended()
+    pool = ToyPool()
+    exchange = KVExchange(
+        standing=Standing(worker_id="w", url="", model="small", role=Role.DECODE, metrics=metrics),
+        blocks=ended,
+        transport=LoopbackTransport(pool, LoopbackHub()),
+        geometry=KVGeometry.of(pool),
+        ask_sender=ask_nobody,
+        metrics=metrics,
+        deadline_seconds=10.0,
+    )
+    key = BlockKey(request_id="r", block=0)
+    exchange.fetch(key, KVSource(worker_id="s", epoch="e", url="http://x"), (1, 2))
+    exchange.give_up(key)
+    await eventually(lambda: key in ended.results)
+    result = ended.results[key]
+    assert isinstance(result, LossReason)
+    assert result.code == "cancelled"
+    await exchange.close(1.0)
