@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import host_gap
-from benchmarks.host_gap import BESIDE_STAGES, GAP_STAGES, PACK, Host, MadeUp
+from benchmarks.host_gap import BESIDE_STAGES, GAP_STAGES, PACK
+from benchmarks.host_stub import Case, Host, MadeUp
 from sangam_worker.packing import rows_that_predict
 
 
@@ -19,16 +20,29 @@ def restored() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_every_stage_is_timed() -> None:
-    stages = host_gap.stage_microseconds(num_blocks=3, num_iterations=12)
+@pytest.mark.parametrize("case", Case)
+def test_every_stage_is_timed(case: Case) -> None:
+    stages = host_gap.stage_microseconds(num_blocks=3, num_iterations=12, case=case)
     assert set(stages) == {*GAP_STAGES, *BESIDE_STAGES, PACK}
     assert all(value > 0 for value in stages.values())
 
 
 @pytest.mark.parametrize("is_spun", [False, True])
-def test_the_loop_s_gap_is_measured_with_either_wait(is_spun: bool) -> None:
-    middle, late = host_gap.gap_microseconds(2, 12, device_seconds=0.001, is_spun=is_spun)
-    assert 0 < middle <= late
+@pytest.mark.parametrize("case", Case)
+def test_the_loop_s_gap_is_measured_with_either_wait(case: Case, is_spun: bool) -> None:
+    gap = host_gap.gap_microseconds(2, 12, 0.001, case, is_spun=is_spun)
+    assert 0 < gap.median <= gap.p99
+    assert gap.busy > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"), [(Case.LOCKSTEP, {1}), (Case.DECODE, {1}), (Case.COLOCATED, {0, 1})]
+)
+def test_a_case_s_blocks_begin_where_it_says(case: Case, expected: set[int]) -> None:
+    blocks = Host.build(4, case).blocks
+    some = [blocks.next() for _ in range(20)]
+    assert {state.step for state in some} == expected
+    assert (len({len(state.ids) for state in some}) > 1) == (case is not Case.LOCKSTEP)
 
 
 def test_a_tenth_of_the_candidates_is_confident_and_some_commit_in_every_pass() -> None:
@@ -49,5 +63,5 @@ def test_a_tenth_of_the_candidates_is_confident_and_some_commit_in_every_pass() 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     host_gap.main(["--blocks", "2", "--iterations", "8", "--device-ms", "1"])
     printed = capsys.readouterr().out
-    for name in (*GAP_STAGES, *BESIDE_STAGES, "sum of these", "gap in the loop"):
+    for name in (*Case, *GAP_STAGES, *BESIDE_STAGES, "sum of these", "gap in the loop"):
         assert name in printed
