@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sangam_core.unknown_settings import NAMES_FILE, unknown_settings
+from sangam_router.local.settings_names import settings_names
 from sangam_router.local.settings_table import settings_class, settings_table, with_table
 
 REPOSITORY = Path(__file__).parents[1]
@@ -119,3 +121,18 @@ def test_the_settings_table_of_the_readme_is_the_one_of_the_code(service: str) -
     assert with_table(text, service, table) == text, (
         f"run: python -m sangam_router.local.settings_table README.md {pairs}"
     )
+
+
+def test_the_list_of_settings_that_every_service_knows_is_the_one_of_the_code() -> None:
+    path = REPOSITORY / "services/core/sangam_core" / NAMES_FILE
+    assert path.read_text(encoding="ascii") == settings_names(list(SETTINGS.values())), (
+        f"run: python -m sangam_router.local.settings_names {name_of(path)} "
+        f"{' '.join(SETTINGS.values())}"
+    )
+
+
+@pytest.mark.parametrize("path", ["README.md", "loadtest/README.md", "Makefile"])
+def test_no_service_would_warn_of_a_variable_that_people_are_told_to_set(path: str) -> None:
+    text = (REPOSITORY / path).read_text(encoding="utf-8")
+    named = set(re.findall(r"\bSANGAM_[A-Z_]*[A-Z]\b(?!_)", text))
+    assert [each.name for each in unknown_settings(dict.fromkeys(named, ""))] == []

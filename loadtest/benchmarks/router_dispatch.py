@@ -24,6 +24,7 @@ from redis.asyncio import Redis
 from benchmarks.stub_workers import EOS_ID, MASK_ID, lease, serve_stub_workers
 from sangam_core.decoding import Decoding, EosRule
 from sangam_core.geometry import Geometry
+from sangam_core.logs import configure_logging
 from sangam_core.placement import PlacementPolicy
 from sangam_router.driver import Driver, DriverLimits
 from sangam_router.fleet import FleetView
@@ -33,7 +34,6 @@ from sangam_router.ledger.connect import connect
 from sangam_router.ledger.placing import Placer
 from sangam_router.ledger_places import LedgerPlaces
 from sangam_router.local.redis_server import running_redis
-from sangam_router.log import configure_logging
 from sangam_router.metrics import RouterMetrics
 from sangam_router.worker_client import HttpWorkerClient
 

@@ -1,6 +1,7 @@
 """``python -m sangam_router`` as a process: ports, readiness without Redis, a graceful end."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -219,3 +220,29 @@ async def test_what_cannot_be_used_ends_it_with_one_line(
     assert process.returncode == 2
     assert errors.count(b"\n") == 1
     assert named in errors.decode()
+
+
+async def test_variables_that_do_nothing_are_told_at_the_start(model_folder: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "sangam_router",
+        env=environment(
+            model_folder,
+            MODEL="./no-such-model",
+            LOG_FORMAT="json",
+            THETA_TOKEN="512",
+            TAU_TOKENS_PREFILL="512",
+            API_KEY="key-of-a-client",
+        ),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
+    first, second, last = errors.decode().splitlines()
+    mistyped, misplaced = json.loads(first), json.loads(second)
+    assert (mistyped["level"], mistyped["event"]) == ("warning", "unknown_setting")
+    assert mistyped["variable"] == "SANGAM_THETA_TOKEN"
+    assert mistyped["problem"].endswith("did you mean SANGAM_THETA_TOKENS?")
+    assert "SANGAM_API_KEYS" in misplaced["problem"]
+    assert "key-of-a-client" not in errors.decode()
+    assert last.startswith("sangam-router: ")

@@ -7,20 +7,26 @@ one line of standard error, with exit status 2, before a port opens.
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from functools import partial
 
+import structlog
+
 from sangam_core.errors import ConfigurationError
+from sangam_core.logs import configure_logging
 from sangam_core.settings import read_settings
+from sangam_core.unknown_settings import unknown_settings
 from sangam_worker.engine import Engine
 from sangam_worker.interpreter import favour_gpu_thread
-from sangam_worker.logs import configure_logging
 from sangam_worker.process import Worker
 from sangam_worker.progress import reports_for
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.start import start_engine
 from sangam_worker.transfer.choice import open_transport, prepare_transport
+
+_log = structlog.get_logger(__name__)
 
 EXIT_CONFIGURATION = 2
 EXIT_THREAD_DEAD = 70
@@ -40,6 +46,8 @@ def main() -> int:
     try:
         settings = read_settings(WorkerSettings)
         configure_logging(settings.log_level, settings.log_format, worker_id=settings.worker_id)
+        for unknown in unknown_settings(os.environ):
+            _log.warning("unknown_setting", variable=unknown.name, problem=unknown.problem)
         if settings.port_file is not None:  # of an earlier process, whose port may be another's
             settings.port_file.unlink(missing_ok=True)
         prepare_transport(settings)

@@ -1,7 +1,8 @@
-"""Structured logs: one line an event, JSON for machines or text for people, on standard error.
+"""Structured logs of a service: one record a line on standard error.
 
-Called once, by ``__main__``. Loggers are structlog's; records of libraries pass through the same
-processors. Request ids come from context variables (``public_api.gate``).
+Called once by a service's ``__main__``; everything else does ``structlog.get_logger()``. Records of
+the standard library (uvicorn, aiohttp) go the same way. The one file of the core that may know
+structlog: policies do not log.
 """
 
 import logging
@@ -11,17 +12,20 @@ import structlog
 from structlog.typing import Processor
 
 
-def configure_logging(level: str, log_format: str) -> None:
+def configure_logging(level: str, log_format: str, **bound: str) -> None:
     """Set up structlog and the standard library's root logger.
 
     Args:
-        level: least severe level, in lower case. log_format: ``json`` or ``console``.
+        level: least severe level written, in lower case.
+        log_format: ``json`` for machines, or ``console`` for people.
+        bound: fields that every record carries, e.g. ``worker_id``.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _binder(bound),
     ]
     rendering: list[Processor] = (
         [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
@@ -44,8 +48,7 @@ def configure_logging(level: str, log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # Requests are logged by the gate, with their ids.
-    logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # starts, stops, requests: by us
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(
@@ -54,3 +57,14 @@ def configure_logging(level: str, log_format: str) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def _binder(bound: dict[str, str]) -> Processor:
+    def bind(
+        logger: object, method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        for name, value in bound.items():
+            event.setdefault(name, value)
+        return event
+
+    return bind
