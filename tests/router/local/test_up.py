@@ -7,7 +7,7 @@ from rich.console import Console
 
 from sangam_core.errors import ConfigurationError
 from sangam_router.local.processes import ProcessEvent, ProcessState
-from sangam_router.local.up import Board, require_packages
+from sangam_router.local.up import Board, require_packages, told_overruled
 
 
 def told(*events: ProcessEvent, is_terminal: bool = False) -> str:
@@ -50,3 +50,10 @@ def test_when_stopping_the_end_of_a_process_is_no_news() -> None:
     board.say_stopping()
     board(ProcessEvent("worker-0", ProcessState.STOPPED))
     assert out.getvalue() == "stopping ...\n"
+
+
+def test_variables_that_do_nothing_here_are_told_with_the_options_that_do() -> None:
+    assert told_overruled(["SANGAM_MODEL", "SANGAM_WORKER_ID"]) == (
+        "not taken from the environment, as sangam up decides it: SANGAM_MODEL (say --model), "
+        "SANGAM_WORKER_ID"
+    )

@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.placement import Role
+from sangam_core.settings import ENV_PREFIX
 from sangam_core.wire import TOKEN_HEADER
 from sangam_router.local.ports import LOOPBACK, free_ports, require_free
 from sangam_router.local.probes import HttpProbe, RedisProbe
@@ -153,6 +154,17 @@ class LocalCluster:
         """A session that carries the internal token; only while the cluster is up."""
         assert self._http is not None, "the cluster is not up"
         return self._http
+
+    def overruled(self, environment: Mapping[str, str]) -> list[str]:
+        """Variables that do nothing, as the processes were given other values; sorted."""
+        given = {item for process in self.processes for item in process.spec.env.items()}
+        return sorted(
+            {
+                name
+                for name, value in given
+                if name.startswith(ENV_PREFIX) and environment.get(name, value) != value
+            }
+        )
 
     async def start(self) -> None:
         """Start every process and wait until all are ready."""

@@ -4,6 +4,7 @@ Decides what the terminal shows and when all of it ends; the processes are ``clu
 """
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,29 @@ from rich.table import Table
 from rich.text import Text
 
 from sangam_core.errors import ConfigurationError
+from sangam_core.unknown_settings import unknown_settings
 from sangam_router.local.cluster import ClusterOptions, LocalCluster
 from sangam_router.local.processes import ProcessEvent, ProcessState
 from sangam_router.local.snippets import curl_line, openai_program
 
 _NEEDED_BY_WORKERS = ("torch", "safetensors", "numpy")
+
+_OPTION_OF = {
+    "SANGAM_MODEL": "--model",
+    "SANGAM_DTYPE": "--dtype",
+    "SANGAM_OVERFLOW": "--no-overflow",
+    "SANGAM_PUBLIC_PORT": "--port",
+    "SANGAM_INTERNAL_PORT": "--internal-port",
+    "SANGAM_REDIS_URL": "--redis-url",
+    "SANGAM_REDIS_NAMESPACE": "--namespace",
+    "SANGAM_ROLE": "--prefill, --decode, --colocated",
+    "SANGAM_THETA_TOKENS": "--theta",
+    "SANGAM_TAU_TOKENS_PREFILL": "--prefill-tau",
+    "SANGAM_TAU_TOKENS_DECODE": "--tau",
+    "SANGAM_TAU_TOKENS_COLOCATED": "--tau",
+    "SANGAM_TOTAL_PAGES": "--pages",
+}
+"""Options of ``sangam up`` that say what a variable would."""
 
 _STYLES = {
     ProcessState.STARTING: "yellow",
@@ -96,6 +115,8 @@ async def up(options: ClusterOptions, console: Console) -> None:
         StartFailed: a process could not start; everything has been stopped.
     """
     require_packages(_NEEDED_BY_WORKERS)
+    for unknown in unknown_settings(os.environ):
+        console.print(Text(f"{unknown.name}: {unknown.problem}", "yellow"), soft_wrap=True)
     board = Board(console)
     cluster = LocalCluster(options, report=board)
     asked_to_end = asyncio.Event()
@@ -145,6 +166,12 @@ def require_packages(names: Sequence[str]) -> None:
         )
 
 
+def told_overruled(names: Sequence[str]) -> str:
+    """One line on variables that do nothing here, with the options that do it instead."""
+    told = [f"{name} (say {_OPTION_OF[name]})" if name in _OPTION_OF else name for name in names]
+    return f"not taken from the environment, as sangam up decides it: {', '.join(told)}"
+
+
 async def _print_usage(cluster: LocalCluster, console: Console) -> None:
     base_url = cluster.public_urls[0]
     model = await _served_model(cluster.http, base_url)
@@ -160,6 +187,8 @@ async def _print_usage(cluster: LocalCluster, console: Console) -> None:
         say(f"    fleet page {place.internal_url}/, metrics {place.internal_url}/metrics")
     say(f"  redis: {cluster.redis_url} (namespace {cluster.options.namespace})")
     say(f"  logs: {cluster.options.log_dir.resolve()}")
+    if overruled := cluster.overruled(os.environ):
+        say(f"  {told_overruled(overruled)}")
     say("\nTry it:\n")
     say(curl_line(base_url, model))
     say("\nor in Python (pip install openai):\n")
