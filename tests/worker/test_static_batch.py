@@ -31,12 +31,17 @@ TOTAL_PAGES = 40
 # Buckets
 
 
-def test_buckets_are_dense_where_filling_up_is_cheap() -> None:
-    assert buckets_up_to(64) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+def test_no_pass_of_more_than_four_blocks_is_filled_up_by_more_than_three() -> None:
+    assert buckets_up_to(64) == (1, 2, 4, 6, *range(8, 65, 4))
     assert buckets_up_to(256) == buckets_up_to(64)
-    assert buckets_up_to(20) == (1, 2, 4, 8, 16, 20)
+    assert buckets_up_to(18) == (1, 2, 4, 6, 8, 12, 16, 18)
     assert buckets_up_to(3) == (1, 2, 3)
     assert buckets_up_to(1) == (1,)
+    for most in range(1, 70):
+        sizes = buckets_up_to(most)
+        held = [bucket_of(number, sizes) for number in range(1, min(most, 64) + 1)]
+        assert all(size - number <= 3 for number, size in enumerate(held, 1) if size is not None)
+        assert None not in held
 
 
 @pytest.mark.parametrize(
