@@ -9,7 +9,7 @@ from tests.router.ledger.world import lease, until
 
 from sangam_core.errors import Unavailable
 from sangam_core.lease import WorkerLease
-from sangam_core.placement import FleetLoad, PlacementPolicy, Role, WorkerLoad
+from sangam_core.placement import Demand, FleetLoad, PlacementPolicy, Role, WorkerLoad
 from sangam_core.wire import PROTOCOL_VERSION
 from sangam_router.fleet import FleetLimits, FleetView
 from sangam_router.ledger import FleetSnapshot
@@ -42,9 +42,16 @@ class Source:
 
     def take(self) -> FleetSnapshot:
         workers = tuple(
-            WorkerLoad(each.worker_id, each.epoch, each.role, 0, 0, each.total_pages)
-            if not each.is_draining
-            else WorkerLoad(each.worker_id, each.epoch, each.role, 0, 0, each.total_pages, True)
+            WorkerLoad(
+                each.worker_id,
+                each.epoch,
+                each.role,
+                0,
+                0,
+                each.total_pages,
+                each.is_draining,
+                max_sequence_tokens=each.max_sequence_tokens,
+            )
             for each in self.leases
         )
         by_id = {each.worker_id: each for each in self.leases}
@@ -135,15 +142,37 @@ async def test_a_cache_none_request_needs_a_colocated_worker() -> None:
 # -- limits -------------------------------------------------------------------------------
 
 
-async def test_limits_are_what_every_worker_and_some_pair_of_pools_can_take() -> None:
+def demand_of(total_tokens: int) -> Demand:
+    return Demand("r", total_tokens, -(-total_tokens // 16))
+
+
+async def test_limits_are_what_some_pair_of_workers_can_take() -> None:
     _, view = await seen(
         prefill("p1", total_pages=50, max_sequence_tokens=4096),
-        prefill("p2", total_pages=80, max_sequence_tokens=2048),
+        prefill("p2", total_pages=80, max_sequence_tokens=928),
         decode("d1", total_pages=60, max_sequence_tokens=8192),
     )
-    assert view.limits() == FleetLimits(2048, 60, frozenset({32}))
-    assert view.can_ever_hold(60)
-    assert not view.can_ever_hold(61)
+    assert view.limits() == FleetLimits(928, 0, frozenset({32}))
+    assert view.can_ever_hold(demand_of(928))
+    assert not view.can_ever_hold(demand_of(929))
+
+
+async def test_one_worker_that_takes_long_sequences_is_enough() -> None:
+    _, view = await seen(
+        lease("short", max_sequence_tokens=1024),
+        lease("long", max_sequence_tokens=4096, total_pages=200),
+    )
+    assert view.limits() == FleetLimits(3200, 4096, frozenset({32}))
+
+
+async def test_a_worker_that_drains_still_counts_for_what_can_ever_fit() -> None:
+    _, view = await seen(
+        lease("short", max_sequence_tokens=512),
+        lease("long", max_sequence_tokens=1024, is_draining=True),
+    )
+    limits = view.limits()
+    assert limits is not None
+    assert (limits.max_sequence_tokens, limits.max_tokens_without_kv) == (1024, 1024)
 
 
 async def test_static_disaggregation_counts_the_prefill_workers_pools_only() -> None:
@@ -153,7 +182,7 @@ async def test_static_disaggregation_counts_the_prefill_workers_pools_only() -> 
     hybrid_limits, static_limits = hybrid.limits(), static.limits()
     assert hybrid_limits is not None
     assert static_limits is not None
-    assert (hybrid_limits.max_block_pages, static_limits.max_block_pages) == (100, 10)
+    assert (hybrid_limits.max_sequence_tokens, static_limits.max_sequence_tokens) == (1600, 160)
 
 
 # -- losses -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
+from sangam_core.geometry import PAGE_TOKENS
 from sangam_core.ties import tie_breaker
 
 
@@ -43,6 +44,7 @@ class WorkerLoad:
         is_draining: takes no new work (shutdown, or a role switch under way).
         num_blocks: blocks that hold pages on it; one that is being handed over holds some on both
             sides. 0 where no decision looks at it (``placements.counts_blocks``).
+        max_sequence_tokens: its longest sequence (prompt + L); workers may differ in it.
     """
 
     worker_id: str
@@ -53,6 +55,7 @@ class WorkerLoad:
     total_pages: int
     is_draining: bool = False
     num_blocks: int = 0
+    max_sequence_tokens: float = math.inf
 
 
 _outstanding_prefill_tokens = attrgetter("outstanding_prefill_tokens")
@@ -92,7 +95,8 @@ class Demand:
     """What a block asks of a worker.
 
     Attributes:
-        cost_tokens: its prefill (prompt + L).
+        cost_tokens: its prefill (prompt + L), which is also how long a sequence the worker has to
+            take, for the decode as well.
         num_pages: pages for its KV; 0 for the strategy ``none``.
         needs_colocated: the strategy has no KV to move (``none``).
         is_new: no worker has had anything of the request yet.
@@ -114,14 +118,13 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
     to whichever worker that happens on first. Where nothing could overflow (static
     disaggregation, or no colocated worker), theta has no say: the least loaded prefill worker
     that has pages. Without prefill workers (colocated serving), the least loaded colocated
-    worker that has pages.
+    worker that has pages. Workers that take no sequence of that length count as absent.
     """
-    dedicated = _active(fleet, Role.PREFILL)
-    colocated = _active(fleet, Role.COLOCATED)
+    dedicated, colocated = prefillers(fleet, demand, policy)
     pages_for_overflow = demand.num_pages + (fleet.pending_decode_pages if demand.num_pages else 0)
-    if demand.needs_colocated or not dedicated:
+    if not dedicated:
         return least_loaded(with_pages(colocated, pages_for_overflow), demand)
-    if not policy.is_overflow_allowed or not colocated:
+    if not colocated:
         return least_loaded(with_pages(dedicated, demand.num_pages), demand)
     # Theta first: past it, which is when requests wait and ask again and again, nobody is left.
     ready = with_pages(_under(dedicated, policy.theta_tokens), demand.num_pages)
@@ -130,41 +133,95 @@ def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> 
     return least_loaded(ready, demand)
 
 
+def prefillers(
+    fleet: FleetLoad, demand: Demand, policy: PlacementPolicy
+) -> tuple[list[WorkerLoad], list[WorkerLoad]]:
+    """The prefill and the colocated workers that may prefill a block, whatever they hold now.
+
+    Those that drain, or take no sequence of that length, may not. Static disaggregation has no
+    colocated ones beside prefill workers, even where none of these takes the length.
+    """
+    cost_tokens, active = demand.cost_tokens, [w for w in fleet.workers if not w.is_draining]
+    able = [worker for worker in active if worker.max_sequence_tokens >= cost_tokens]
+    if demand.needs_colocated:
+        return [], of_role(able, Role.COLOCATED)
+    dedicated = of_role(able, Role.PREFILL)
+    if not policy.is_overflow_allowed and (dedicated or of_role(active, Role.PREFILL)):
+        return dedicated, []
+    return dedicated, of_role(able, Role.COLOCATED)
+
+
 def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
-    """Choose the worker that decodes a prefilled block: most free pages that hold it."""
-    num_pages, prefill_only = demand.num_pages, Role.PREFILL
+    """Choose the worker that decodes a prefilled block: most free pages that hold it.
+
+    Of those that take a sequence of that length.
+    """
+    num_pages, cost_tokens, prefill_only = demand.num_pages, demand.cost_tokens, Role.PREFILL
     able = [
         worker
         for worker in fleet.workers
         if worker.free_pages >= num_pages
         and worker.role is not prefill_only
         and not worker.is_draining
+        and worker.max_sequence_tokens >= cost_tokens
     ]
     free = list(map(_free_pages, able))
     return _any_of(able, free, max(free, default=0), demand)
 
 
-def can_ever_hold(fleet: FleetLoad, num_pages: int, policy: PlacementPolicy | None = None) -> bool:
-    """Whether a block that needs these pages fits the pools at all; if not, refuse it at once.
+def can_ever_hold(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy | None = None) -> bool:
+    """Whether a block fits the workers at all; if not, refuse it at once.
 
-    Some worker that may prefill it and some worker that may decode it must have the pool. A role
-    that is absent just now refuses nothing: the request waits for it.
+    Some worker that may prefill it and some worker that may decode it must have the pool and take
+    the length. A role that is absent just now refuses nothing: the request waits for it. Those
+    that drain count: they may come back.
     """
-    policy = policy or PlacementPolicy()
-    dedicated = [worker for worker in fleet.workers if worker.role is Role.PREFILL]
+    return all(
+        not able
+        or any(
+            worker.total_pages >= demand.num_pages
+            and worker.max_sequence_tokens >= demand.cost_tokens
+            for worker in able
+        )
+        for able in _stages(fleet, policy or PlacementPolicy(), is_in_place=demand.needs_colocated)
+    )
+
+
+def longest_tokens(
+    fleet: FleetLoad, policy: PlacementPolicy | None = None, *, keeps_kv: bool = True
+) -> float:
+    """The longest sequence (prompt + L) that fits the workers at all; ``can_ever_hold`` in tokens.
+
+    Args:
+        keeps_kv: whether it needs pages, ``PAGE_TOKENS`` to one; without, it needs a colocated
+            worker.
+
+    Returns:
+        Infinity where no role that it needs is there.
+    """
+    return min(
+        max((_longest_on(worker, keeps_kv=keeps_kv) for worker in able), default=math.inf)
+        for able in _stages(fleet, policy or PlacementPolicy(), is_in_place=not keeps_kv)
+    )
+
+
+def _longest_on(worker: WorkerLoad, *, keeps_kv: bool) -> float:
+    longest = worker.max_sequence_tokens
+    return min(longest, worker.total_pages * PAGE_TOKENS) if keeps_kv else longest
+
+
+def _stages(
+    fleet: FleetLoad, policy: PlacementPolicy, *, is_in_place: bool
+) -> tuple[list[WorkerLoad], ...]:
+    """The workers that may ever prefill, and those that may ever decode; in place they are one."""
+    if is_in_place:
+        return (of_role(fleet.workers, Role.COLOCATED),)
+    dedicated = of_role(fleet.workers, Role.PREFILL)
     prefilling = [worker for worker in fleet.workers if worker.role.can_prefill]
     is_static = not policy.is_overflow_allowed
     if is_static and any(not worker.is_draining for worker in dedicated):
         prefilling = dedicated
-    decoding = [worker for worker in fleet.workers if worker.role.can_decode]
-    return all(
-        not able or any(worker.total_pages >= num_pages for worker in able)
-        for able in (prefilling, decoding)
-    )
-
-
-def _active(fleet: FleetLoad, role: Role) -> list[WorkerLoad]:
-    return [worker for worker in fleet.workers if worker.role is role and not worker.is_draining]
+    return prefilling, [worker for worker in fleet.workers if worker.role.can_decode]
 
 
 def _under(workers: Iterable[WorkerLoad], theta_tokens: float) -> list[WorkerLoad]:

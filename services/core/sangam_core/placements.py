@@ -17,8 +17,8 @@ from sangam_core.placement import (
     Role,
     WorkerLoad,
     first,
-    of_role,
     place_prefill,
+    prefillers,
     with_pages,
 )
 
@@ -42,10 +42,8 @@ def place_by_delay(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) ->
 
     Theta and the rules for pages are Algorithm 2's, as is everything where nothing can overflow.
     """
-    active = [worker for worker in fleet.workers if not worker.is_draining]
-    dedicated, colocated = of_role(active, Role.PREFILL), of_role(active, Role.COLOCATED)
-    is_hybrid = dedicated and colocated and policy.is_overflow_allowed
-    if not is_hybrid or demand.needs_colocated:
+    dedicated, colocated = prefillers(fleet, demand, policy)
+    if not dedicated or not colocated:
         return place_prefill(fleet, demand, policy)
     pending = fleet.pending_decode_pages if demand.num_pages else 0
     able = with_pages(dedicated, demand.num_pages)
@@ -70,12 +68,11 @@ def place_decode_aware(
     The least o_w and 0.3 of the tokens whose KV the worker holds: decodes slow a prefill down, but
     each pass of theirs costs far less than it.
     """
-    active = [worker for worker in fleet.workers if not worker.is_draining]
-    if of_role(active, Role.PREFILL) and not demand.needs_colocated:
+    dedicated, colocated = prefillers(fleet, demand, policy)
+    if dedicated or not colocated:
         return place_prefill(fleet, demand, policy)
     pending = fleet.pending_decode_pages if demand.num_pages else 0
-    able = with_pages(of_role(active, Role.COLOCATED), demand.num_pages + pending)
-    return first(able, demand, _load_with_decodes)
+    return first(with_pages(colocated, demand.num_pages + pending), demand, _load_with_decodes)
 
 
 def _load_with_decodes(worker: WorkerLoad) -> float:

@@ -16,11 +16,14 @@ from typing import Protocol
 from sangam_core.errors import Unavailable
 from sangam_core.lease import WorkerLease
 from sangam_core.placement import (
+    Demand,
     FleetLoad,
     PlacementPolicy,
     Role,
     WorkerLoad,
     can_ever_hold,
+    longest_tokens,
+    of_role,
 )
 from sangam_router.ledger import FleetSnapshot
 
@@ -47,14 +50,15 @@ class FleetLimits:
     """What the workers of now can take at most.
 
     Attributes:
-        max_sequence_tokens: prompt + L; the least of all workers, since any may get the block.
-        max_block_pages: pages that a block may need to find room somewhere, for its prefill and
-            for its decode.
+        max_sequence_tokens: prompt + L of a block that finds a worker that takes the length and has
+            the pages, for its prefill and for its decode.
+        max_tokens_without_kv: the same for a request without KV (cache ``none``); 0 where no
+            worker takes those.
         block_lengths: of the workers (one, unless they are configured differently).
     """
 
     max_sequence_tokens: int
-    max_block_pages: int
+    max_tokens_without_kv: int
     block_lengths: frozenset[int]
 
 
@@ -132,16 +136,16 @@ class FleetView:
 
     def limits(self) -> FleetLimits | None:
         """What fits into the fleet now; None while it is not ready."""
+        fleet = self._fleet()
         active = self._active()
-        leases = [self.leases[worker.worker_id] for worker in active]
-        decoders = [worker for worker in active if worker.role.can_decode]
-        prefillers = self._prefillers(active)
-        if not decoders or not prefillers:
+        if not any(worker.role.can_decode for worker in active) or not self._prefillers(active):
             return None
+        has_colocated = bool(of_role(fleet.workers, Role.COLOCATED))
+        without_kv = longest_tokens(fleet, self._policy, keeps_kv=False) if has_colocated else 0
         return FleetLimits(
-            max_sequence_tokens=min(lease.max_sequence_tokens for lease in leases),
-            max_block_pages=min(_largest_pool(prefillers), _largest_pool(decoders)),
-            block_lengths=frozenset(lease.block_length for lease in leases),
+            max_sequence_tokens=int(longest_tokens(fleet, self._policy)),
+            max_tokens_without_kv=int(without_kv),
+            block_lengths=frozenset(self.leases[each.worker_id].block_length for each in active),
         )
 
     @property
@@ -149,9 +153,9 @@ class FleetView:
         """Whether a request without KV (cache ``none``) has anywhere to run."""
         return any(worker.role is Role.COLOCATED for worker in self._active())
 
-    def can_ever_hold(self, num_pages: int) -> bool:
-        """Whether a block of that size fits the pools at all (``placement.can_ever_hold``)."""
-        return can_ever_hold(self._fleet(), num_pages, self._policy)
+    def can_ever_hold(self, demand: Demand) -> bool:
+        """Whether a block fits the workers at all (``placement.can_ever_hold``)."""
+        return can_ever_hold(self._fleet(), demand, self._policy)
 
     # -- losses ---------------------------------------------------------------------------
 
@@ -221,7 +225,3 @@ class FleetView:
             sorted({f"{lease.model} (protocol {lease.protocol})" for lease in others})
         )
         return f" ({len(others)} with another model or protocol version: {models})"
-
-
-def _largest_pool(workers: list[WorkerLoad]) -> int:
-    return max(worker.total_pages for worker in workers)

@@ -45,9 +45,11 @@ class LedgerPlaces:
         self, request: Request, demand: Demand, avoid: Collection[str], *, is_new: bool
     ) -> Place:
         """See ``Places.prefill``."""
-        if is_new and not self._fleet.can_ever_hold(demand.num_pages):
+        if is_new and not self._fleet.can_ever_hold(demand):
             raise InvalidRequest(
-                f"the request needs {demand.num_pages} KV pages, more than any worker has",
+                f"max_tokens: prompt and answer are {demand.cost_tokens} tokens "
+                f"({demand.num_pages} KV pages), more than the workers take; lower it, or shorten "
+                "the prompt",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

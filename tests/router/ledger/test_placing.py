@@ -48,7 +48,9 @@ async def prefill(place: Placer, number: int, **changes: object) -> Placement:
     name = f"r{number:04}"
     num_pages = changes.pop("num_pages", 4)
     of_demand = {
-        what: changes.pop(what) for what in ("needs_colocated", "is_new") if what in changes
+        what: changes.pop(what)
+        for what in ("needs_colocated", "is_new", "cost_tokens")
+        if what in changes
     }
     return await place.prefill(
         ticket(name, float(number)),
@@ -167,6 +169,57 @@ async def test_a_decode_that_nobody_could_take_leaves_its_pages_to_prefills(
         stuck.cancel()
         await asyncio.wait([stuck])
         await router.release(got.reservation)
+    assert await world.is_empty()
+
+
+async def test_long_and_short_blocks_go_where_each_is_taken(world: World) -> None:
+    await world.publish(
+        lease("short", max_sequence_tokens=1000), lease("long", max_sequence_tokens=4000)
+    )
+    router = world.router()
+    place = placer(router)
+    async with Running(router):
+        for number in range(1, 9):
+            length = 4000 if number % 2 else 1000
+            got = await prefill(place, number, cost_tokens=length)
+            decoded = await place.decode(
+                ticket(f"d{number}"), block(f"d{number}"), demand(cost_tokens=length)
+            )
+            if length == 4000:
+                assert got.worker.worker_id == decoded.worker.worker_id == "long"
+            await router.release(got.reservation)
+            await router.release(decoded.reservation)
+    assert await world.is_empty()
+
+
+async def test_a_block_that_is_too_long_for_all_waits_for_one_that_takes_it(world: World) -> None:
+    await world.publish(lease("short", max_sequence_tokens=1000))
+    router = world.router()
+    place = placer(router, patience_seconds=600.0)
+    async with Running(router):
+        stuck = asyncio.create_task(prefill(place, 1, cost_tokens=1001))
+        decode = asyncio.create_task(
+            place.decode(ticket("d"), block("d"), demand("d", cost_tokens=1001))
+        )
+        others = [await asyncio.wait_for(prefill(place, number), 10.0) for number in (3, 4, 5)]
+        assert {each.worker.worker_id for each in others} == {"short"}
+        assert not stuck.done()
+        assert not decode.done()
+        await world.publish(lease("long", max_sequence_tokens=1001))
+        await world.redis.publish(world.keys.wake_channel, "long")
+        assert (await asyncio.wait_for(stuck, 10.0)).worker.worker_id == "long"
+        assert (await asyncio.wait_for(decode, 10.0)).worker.worker_id == "long"
+
+
+async def test_a_block_that_nobody_is_long_enough_for_is_told_its_length(world: World) -> None:
+    await world.publish(lease("short", max_sequence_tokens=1000))
+    router = world.router(poll_seconds=0.05)
+    place = placer(router, patience_seconds=0.3)
+    async with Running(router):
+        with pytest.raises(Unavailable, match="could prefill the request, whose 1001 tokens"):
+            await prefill(place, 1, cost_tokens=1001)
+        with pytest.raises(Unavailable, match="could decode the request, whose 1001 tokens"):
+            await place.decode(ticket("d"), block("d"), demand("d", cost_tokens=1001))
     assert await world.is_empty()
 
 
@@ -403,6 +456,14 @@ def test_theta_is_checked_again_only_where_it_decided(
     policy = PlacementPolicy(theta_tokens=100.0)
     found = load_bound(FleetLoad((chosen, *fleet)), chosen, demand(), policy)
     assert found == bound
+
+
+def test_theta_does_not_bind_what_is_too_long_for_every_colocated_worker() -> None:
+    chosen = worker("p", Role.PREFILL, 50)
+    fleet = FleetLoad((chosen, worker("c", Role.COLOCATED, max_sequence_tokens=100)))
+    policy = PlacementPolicy(theta_tokens=100.0)
+    assert load_bound(fleet, chosen, demand(cost_tokens=100), policy) == 100.0
+    assert load_bound(fleet, chosen, demand(cost_tokens=101), policy) == math.inf
 
 
 def test_theta_does_not_bind_what_must_run_colocated() -> None:

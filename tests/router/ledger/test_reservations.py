@@ -1,6 +1,8 @@
 """Reserving and releasing: what the scripts check, and that counters follow the records."""
 
 import asyncio
+import math
+from dataclasses import replace
 
 import pytest
 from tests.router.ledger.world import (
@@ -14,8 +16,8 @@ from tests.router.ledger.world import (
     ticket,
 )
 
-from sangam_core.placement import Role
-from sangam_router.ledger import RefusalReason, Refused, Reservation
+from sangam_core.placement import Role, WorkerLoad
+from sangam_router.ledger import Ledger, Line, RefusalReason, Refused, Reservation
 
 pytestmark = pytest.mark.integration
 
@@ -268,3 +270,39 @@ async def test_a_torn_lease_is_left_out(world: World) -> None:
 def test_a_ticket_refuses_an_id_that_would_break_a_record(request_id: str) -> None:
     with pytest.raises(ValueError, match="request_id"):
         ticket(request_id)
+
+
+async def reserve_on(
+    router: Ledger, line: Line, worker: WorkerLoad, cost_tokens: int
+) -> Reservation | Refused:
+    block_demand = demand("long", 4, cost_tokens=cost_tokens)
+    if line is Line.DECODE:
+        return await router.reserve_decode(ticket("long"), block("long"), block_demand, worker)
+    return await router.reserve_prefill(ticket("long"), block("long"), block_demand, worker)
+
+
+@pytest.mark.parametrize("line", list(Line))
+async def test_a_worker_gets_no_block_that_is_too_long_for_it(world: World, line: Line) -> None:
+    await world.publish(lease("w", max_sequence_tokens=1000))
+    router = world.router()
+    worker = load_of(await router.snapshot())
+    assert worker.max_sequence_tokens == 1000
+    # Whatever the router believed: the lease in Redis decides.
+    mistaken = replace(worker, max_sequence_tokens=math.inf)
+    refused = await reserve_on(router, line, mistaken, 1001)
+    assert refused == Refused(RefusalReason.TOO_LONG)
+    assert await world.is_empty()
+    taken = await reserve_on(router, line, mistaken, 1000)
+    assert isinstance(taken, Reservation)
+    await router.release(taken)
+    assert await world.is_empty()
+
+
+@pytest.mark.parametrize("line", list(Line))
+async def test_a_lease_that_says_no_longest_sequence_bounds_none(world: World, line: Line) -> None:
+    await world.publish(lease("w"))
+    router = world.router()
+    worker = load_of(await router.snapshot())
+    await world.redis.hdel(world.keys.worker("w"), "max_sequence_tokens")
+    taken = await reserve_on(router, line, worker, 10**6)
+    assert isinstance(taken, Reservation)

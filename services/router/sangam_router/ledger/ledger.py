@@ -178,8 +178,7 @@ class Ledger:
             ticket,
             key,
             worker,
-            cost_tokens=demand.cost_tokens,
-            num_pages=demand.num_pages,
+            demand,
             bound="" if math.isinf(bound_tokens) else repr(bound_tokens),
         )
 
@@ -191,15 +190,7 @@ class Ledger:
         Raises:
             Unavailable: Redis does not answer; nothing is held.
         """
-        return await self._reservations.reserve(
-            Line.DECODE,
-            ticket,
-            key,
-            worker,
-            cost_tokens=0,
-            num_pages=demand.num_pages,
-            bound="",
-        )
+        return await self._reservations.reserve(Line.DECODE, ticket, key, worker, demand)
 
     async def release_load(self, reservation: Reservation) -> None:
         """The prefill's iteration has run: its tokens leave o_w. Repeating changes nothing."""

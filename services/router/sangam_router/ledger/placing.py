@@ -17,9 +17,9 @@ from sangam_core.placement import (
     Demand,
     FleetLoad,
     PlacementPolicy,
-    Role,
     WorkerLoad,
     place_decode,
+    prefillers,
 )
 from sangam_core.placements import place
 from sangam_core.wire import BlockKey
@@ -59,6 +59,7 @@ class _Search:
 
     line: Line
     ticket: Ticket
+    demand: Demand
     avoid: Collection[str]
     choose: Callable[[FleetLoad], WorkerLoad | None]
     reserve: Callable[[FleetLoad, WorkerLoad], Awaitable[Reservation | Refused]]
@@ -68,9 +69,9 @@ class _Search:
 class Placer:
     """Finds places for blocks, in order of arrival.
 
-    A request that no worker of now could take even if idle (its pages exceed every pool, or it
-    needs a colocated worker) steps out of the line while others could be served, so that it holds
-    up nobody; it enters again, at its old place, when the fleet changes.
+    A request that no worker of now could take even if idle (it is too long for each, its pages
+    exceed every pool, or it needs a colocated worker) steps out of the line while others could be
+    served, so that it holds up nobody; it enters again, at its old place, when the fleet changes.
 
     Args:
         patience_seconds: how long a request waits while no worker could take it or Redis does
@@ -124,6 +125,7 @@ class Placer:
         search = _Search(
             Line.PREFILL,
             ticket,
+            demand,
             avoid,
             lambda fleet: place(fleet, demand, self._policy),
             reserve,
@@ -148,6 +150,7 @@ class Placer:
         search = _Search(
             Line.DECODE,
             ticket,
+            demand,
             avoid,
             lambda fleet: place_decode(fleet, demand),
             lambda _, worker: self._ledger.reserve_decode(ticket, key, demand, worker),
@@ -203,7 +206,7 @@ class Placer:
                 backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
                 continue
             if found is _Outlook.FUTILE:
-                patience.strain(self._fleet.problem() or "no worker could hold the request")
+                patience.strain(self._fleet.problem() or _no_room(search))
             else:
                 patience.restore()
             return found
@@ -227,7 +230,7 @@ class Placer:
         while not await waiter.wait(min(_LONGEST_WAIT_SECONDS, patience.left_seconds)):
             snapshot = self._fleet.snapshot
             if snapshot is None or search.choose(_idle(snapshot.fleet)) is None:
-                patience.strain(self._fleet.problem() or "no worker could hold the request")
+                patience.strain(self._fleet.problem() or _no_room(search))
             else:
                 patience.restore()
 
@@ -284,9 +287,17 @@ def load_bound(
 
     theta, where Algorithm 2 chose the worker for being under it; infinity where it did not look.
     """
-    roles = {w.role for w in fleet.workers if not w.is_draining}
-    is_hybrid = {Role.PREFILL, Role.COLOCATED} <= roles and policy.is_overflow_allowed
-    return policy.theta_tokens if is_hybrid and not demand.needs_colocated else math.inf
+    dedicated, colocated = prefillers(fleet, demand, policy)
+    return policy.theta_tokens if dedicated and colocated else math.inf
+
+
+def _no_room(search: _Search) -> str:
+    """Why nobody takes it, although the fleet is ready."""
+    demand, what = search.demand, "decode" if search.line is Line.DECODE else "prefill"
+    return (
+        f"no worker that is ready could {what} the request, whose {demand.cost_tokens} tokens need "
+        + ("a colocated worker" if demand.needs_colocated else f"{demand.num_pages} KV pages")
+    )
 
 
 def _without(fleet: FleetLoad, epochs: Collection[str]) -> FleetLoad:

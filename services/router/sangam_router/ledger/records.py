@@ -79,6 +79,8 @@ class RefusalReason(StrEnum):
     WRONG_ROLE = "wrong_role"
     INCOMPATIBLE = "incompatible"
     """Another model or protocol version."""
+    TOO_LONG = "too_long"
+    """The worker takes no sequence of that length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 
-from sangam_core.placement import WorkerLoad
+from sangam_core.placement import Demand, WorkerLoad
 from sangam_core.wire import BlockKey
 from sangam_router.ledger.holdings import Held, Holdings, RecordKind
 from sangam_router.ledger.lines import WaitingLines
@@ -16,6 +16,9 @@ from sangam_router.ledger.records import Line, RefusalReason, Refused, Reservati
 from sangam_router.ledger.scripts import Script, UnknownRouter, Unreachable
 from sangam_router.ledger.session import Session
 from sangam_router.ledger.tasks import OwnedTasks, SharedRuns
+
+_Call = tuple[Script, *tuple[str | int, ...]]
+"""A script and its arguments."""
 
 _RESTORE_AT_ONCE = 500
 """Reservations restored by one script call: bounds how long it holds Redis up."""
@@ -57,10 +60,9 @@ class Reservations:
         ticket: Ticket,
         key: BlockKey,
         worker: WorkerLoad,
+        demand: Demand,
         *,
-        cost_tokens: int,
-        num_pages: int,
-        bound: str,
+        bound: str = "",
     ) -> Reservation | Refused:
         """Reserve, or say why not; see ``Ledger.reserve_prefill`` and ``reserve_decode``."""
         if self._lines.rooms[line].is_behind(ticket):
@@ -70,12 +72,13 @@ class Reservations:
             key=key,
             worker_id=worker.worker_id,
             epoch=worker.epoch,
-            cost_tokens=cost_tokens,
-            num_pages=num_pages,
-            num_blocks=int(self._counts_blocks and num_pages > 0),
+            cost_tokens=0 if line is Line.DECODE else demand.cost_tokens,
+            num_pages=demand.num_pages,
+            num_blocks=int(self._counts_blocks and demand.num_pages > 0),
         )
         self._on_draft(draft)
-        attempt = self._tasks.start(self._attempt(line, ticket, draft, worker, bound))
+        call = self._call(line, ticket, draft, worker, demand, bound)
+        attempt = self._tasks.start(self._attempt(line, ticket, draft, call))
         try:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
@@ -132,10 +135,10 @@ class Reservations:
         self.holdings.confirm(fields)
 
     async def _attempt(
-        self, line: Line, ticket: Ticket, draft: Reservation, worker: WorkerLoad, bound: str
+        self, line: Line, ticket: Ticket, draft: Reservation, call: _Call
     ) -> Reservation | Refused:
         try:
-            reply = await self._session.call(*self._call(line, ticket, draft, worker), bound)
+            reply = await self._session.call(*call)
         except BaseException:
             self.holdings.doubt(draft.serial)
             raise
@@ -147,8 +150,14 @@ class Reservations:
         return draft
 
     def _call(
-        self, line: Line, ticket: Ticket, draft: Reservation, worker: WorkerLoad
-    ) -> tuple[Script, *tuple[str | int, ...]]:
+        self,
+        line: Line,
+        ticket: Ticket,
+        draft: Reservation,
+        worker: WorkerLoad,
+        demand: Demand,
+        bound: str,
+    ) -> _Call:
         is_decode = line is Line.DECODE
         return (
             Script.RESERVE_DECODE if is_decode else Script.RESERVE_PREFILL,
@@ -162,9 +171,11 @@ class Reservations:
             worker.role.value,
             self._model,
             self._protocol,
+            demand.cost_tokens,
             draft.cost_tokens,
             draft.num_pages,
             draft.num_blocks,
+            bound,
         )
 
     def _give_back(self, attempt: "asyncio.Task[Reservation | Refused]") -> None:

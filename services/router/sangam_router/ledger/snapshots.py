@@ -112,6 +112,7 @@ class SnapshotReader:
                     total_pages=lease.total_pages,
                     is_draining=lease.is_draining,
                     num_blocks=_num_blocks(blocks, worker_id, epoch) if blocks else 0,
+                    max_sequence_tokens=lease.max_sequence_tokens,
                 )
             )
         self._leases = seen

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
 from sangam_core.errors import InvalidRequest, Unavailable
-from sangam_core.geometry import PAGE_TOKENS, Geometry
+from sangam_core.geometry import Geometry
 from sangam_core.rules import check_decoding, decodes_in_blocks, keeps_kv
 from sangam_router.fleet import FleetLimits
 from sangam_router.job import Job
@@ -128,7 +128,7 @@ class Wishes:
             )
 
     def max_sequence_tokens(self) -> int:
-        """Limit on prompt + L, by the model and by the fleet."""
+        """Limit on prompt + L, by the model and by the fleet; without KV it may be higher."""
         own, fleet = self._info.max_sequence_tokens, self._fleet.limits()
         return own if fleet is None else min(own, fleet.max_sequence_tokens)
 
@@ -157,10 +157,16 @@ class Wishes:
         if max_tokens is None and fixed is None:
             buffer = min(buffer, max(block, (room - num_prompt) // block * block))
         if num_prompt + buffer > room:
-            named = "max_tokens" if max_tokens and num_prompt + block <= room else param
+            least = fixed or block
+            named = "max_tokens" if max_tokens and num_prompt + least <= room else param
             raise InvalidRequest(
                 f"{named}: {num_prompt} prompt tokens and {buffer} for the answer (whole blocks "
-                f"of {block}) exceed the {room} tokens that fit",
+                f"of {block}) exceed the {room} tokens that {self._bound_by(room)}; "
+                + (
+                    f"lower max_tokens to {(room - num_prompt) // block * block} or less"
+                    if named == "max_tokens"
+                    else f"shorten the prompt to {max(0, room - least)} tokens or less"
+                ),
                 param=named,
                 code="context_length_exceeded",
             )
@@ -175,11 +181,15 @@ class Wishes:
             block = buffer
         return wanted, Geometry(num_prompt, buffer // block, block)
 
+    def _bound_by(self, room: int) -> str:
+        own = self._info.max_sequence_tokens
+        return "the model takes" if room >= own else f"this server's workers take (the model {own})"
+
     def _room_tokens(self, decoding: Decoding) -> int:
         """Tokens that prompt + L may have, by the model and by the fleet."""
-        room, limits = self.max_sequence_tokens(), self._fleet.limits()
+        own, limits = self._info.max_sequence_tokens, self._fleet.limits()
         if limits is None:
-            return room
+            return own
         if limits.block_lengths != {self._limits.block_length}:
             found = ", ".join(map(str, sorted(limits.block_lengths)))
             raise Unavailable(
@@ -187,14 +197,14 @@ class Wishes:
                 f"({self._limits.block_length})"
             )
         if keeps_kv(decoding.cache):
-            return min(room, limits.max_block_pages * PAGE_TOKENS)
+            return min(own, limits.max_sequence_tokens)
         if not self._fleet.has_colocated:
             raise InvalidRequest(
                 "cache 'none' needs a colocated worker, and this server has none",
                 param="cache",
                 code="unsupported_value",
             )
-        return room
+        return min(own, limits.max_tokens_without_kv)
 
     def _decoding(self, body: GenerationBody) -> Decoding:
         decoding = Decoding(

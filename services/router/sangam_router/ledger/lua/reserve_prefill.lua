@@ -1,13 +1,14 @@
 -- Reserve budget and pages for a prefill; leaves the line on success.
 -- ARGV: owner, fence, service, serial, block key, arrival, line member, worker, epoch, role,
---       model, protocol, cost_tokens, num_pages, num_blocks (0 or 1), bound_tokens ('' for none).
+--       model, protocol, sequence_tokens, cost_tokens, num_pages, num_blocks (0 or 1),
+--       bound_tokens ('' for none).
 -- Returns 'ok' or the reason of the refusal. The same serial again changes nothing.
 local owner, fence, service, serial, block_key, arrival, member, worker, epoch, role, model,
-  protocol, cost_tokens, num_pages, num_blocks, bound_tokens = unpack(ARGV)
+  protocol, sequence_tokens, cost_tokens, num_pages, num_blocks, bound_tokens = unpack(ARGV)
 if not is_known(owner, fence) then return unknown_router() end
 if redis.call('HEXISTS', P .. 'records:' .. owner, serial .. ':load') == 1 then return 'ok' end
 
-local reason, free_pages = refusal(worker, epoch, role, model, protocol)
+local reason, free_pages = refusal(worker, epoch, role, model, protocol, sequence_tokens)
 if reason then return reason end
 if role == 'decode' then return 'wrong_role' end
 if is_behind('prefill', service, arrival, member) then return 'older_waits' end
