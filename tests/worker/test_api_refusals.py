@@ -63,6 +63,17 @@ async def test_a_block_larger_than_the_pool_never_fits() -> None:
         assert await code_of(worker) == "never_fits"
 
 
+async def test_a_sequence_longer_than_the_worker_takes_never_fits() -> None:
+    engine = ToyEngine(kv_pool=ToyPool(total_pages=400))
+    geometry = WireGeometry(prompt_tokens=4090, num_blocks=1, block_length=16)
+    async with a_worker(engine) as worker, a_client() as client:
+        ids = [7] * 4090 + [1] * 16
+        status, body = await client.refused(worker, a_start(worker, ids=ids, geometry=geometry))
+        assert (status, body["code"]) == (409, "never_fits")
+        assert "4106 tokens, this worker takes 4096" in body["message"]
+        assert await client.is_idle(worker)
+
+
 async def test_a_decode_without_free_pages_is_refused_and_leaves_nothing() -> None:
     engine = ToyEngine(kv_pool=ToyPool(total_pages=6))
     async with a_worker(engine, role=Role.COLOCATED) as worker, a_client() as client:
@@ -86,13 +97,6 @@ async def test_a_decode_without_free_pages_is_refused_and_leaves_nothing() -> No
         ({"hands_over": True, "decoding": Decoding(cache="none")}, "cache"),
         ({"decoding": Decoding(unmasking=Unmasking(rule=UnmaskingRule.ENTROPY))}, "unmasking"),
         ({"source": a_source()}, "resume"),
-        (
-            {
-                "ids": [7] * 4990 + [1] * 32,
-                "geometry": WireGeometry(prompt_tokens=4990, num_blocks=2, block_length=16),
-            },
-            "geometry",
-        ),
     ],
 )
 async def test_a_bad_block_gets_400_with_the_field_s_name(

@@ -97,7 +97,7 @@ class WorkerLease(WireModel):
         total_pages: its KV pool; free_pages: as its own allocator counts them.
         model: what it serves; routers give it work only for the same model.
         quantization: in which numbers it multiplies; routers show it, and say where a fleet mixes.
-        max_sequence_tokens: the model's limit on prompt + L.
+        max_sequence_tokens: its limit on prompt + L: the model's, or a shorter one of its own.
         carried_tokens: the scheduler's deficit S, as of the heartbeat.
     """
 

@@ -189,8 +189,9 @@ class Refusal(WireModel):
     """Body of a 409: the block was not taken, and nothing is held for it.
 
     ``no_pages``: the worker's own allocator has too few (place again); ``never_fits``: its whole
-    pool has; ``wrong_epoch``/``wrong_role``/``draining``: the fleet view was stale;
-    ``duplicate``: the key is running here.
+    pool has, or it takes no sequence of that length (place elsewhere);
+    ``wrong_epoch``/``wrong_role``/``draining``: the fleet view was stale; ``duplicate``: the key
+    is running here.
     """
 
     code: Literal["no_pages", "never_fits", "wrong_epoch", "wrong_role", "draining", "duplicate"]

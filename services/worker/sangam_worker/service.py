@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from sangam_core.errors import InvalidRequest, SangamError, Unavailable
+from sangam_core.errors import SangamError, Unavailable
 from sangam_core.rules import Family, check_decoding
 from sangam_core.wire import (
     BlockKey,
@@ -58,7 +58,7 @@ class ModelFacts(Protocol):
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Limit on prompt + L."""
+        """Limit on prompt + L: the model's, or a shorter one that the worker was given."""
         ...
 
 
@@ -242,10 +242,11 @@ class BlockService:
         state = block_state_from(start, self._model.mask_id, self._model.vocab_size)
         total_tokens = state.geometry.total_tokens
         if total_tokens > self._model.max_sequence_tokens:
-            raise InvalidRequest(
-                f"geometry: {total_tokens} tokens, the model takes "
+            # Not the request's fault: workers may differ, and another may take it.
+            raise self._refused(
+                "never_fits",
+                f"the block's sequence has {total_tokens} tokens, this worker takes "
                 f"{self._model.max_sequence_tokens}",
-                param="geometry",
             )
         check_decoding(self._model.family, state.decoding)
         return state
