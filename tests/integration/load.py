@@ -113,6 +113,7 @@ class Clients:
         asked: Sequence[Question],
         *,
         concurrency: int = CONCURRENCY,
+        max_tokens: int = 128,
         retries_other_router: bool = False,
     ) -> tuple[list[str], Tally]:
         """Every question, ``concurrency`` at a time, over the routers in turn; answers in order."""
@@ -123,7 +124,7 @@ class Clients:
             async with slots:
                 if retries_other_router:
                     return await self.ask_stubbornly(question.text, index, tally)
-                return await self.ask(question.text, index)
+                return await self.ask(question.text, index, max_tokens)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one(i, question)) for i, question in enumerate(asked)]

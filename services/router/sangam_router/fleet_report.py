@@ -146,6 +146,7 @@ class FleetReport(Collector):
             "outstanding_prefill_tokens": worker.outstanding_prefill_tokens,
             "free_pages": worker.free_pages,
             "total_pages": worker.total_pages,
+            "max_sequence_tokens": lease.max_sequence_tokens,
             "free_pages_at_worker": lease.free_pages,
             "num_waiting": lease.num_waiting,
             "num_running": lease.num_running,

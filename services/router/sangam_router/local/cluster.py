@@ -62,6 +62,7 @@ class ClusterOptions:
         theta_tokens: load from which on a prefill worker is passed over.
         total_pages: KV pool of each worker. dtype: of weights and KV.
         worker_env, router_env: further settings as environment variables.
+        env_by_worker: those of single workers, by their names (``worker-0`` and so on).
 
     An option left ``None`` keeps the service's own default.
     """
@@ -84,6 +85,7 @@ class ClusterOptions:
     start_seconds: float = START_SECONDS
     worker_env: Mapping[str, str] = field(default_factory=dict)
     router_env: Mapping[str, str] = field(default_factory=dict)
+    env_by_worker: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def served_model_name(self) -> str:
@@ -266,6 +268,7 @@ class LocalCluster:
             **_given("SANGAM_TOTAL_PAGES", self.options.total_pages),
             **_given("SANGAM_DTYPE", self.options.dtype),
             **self.options.worker_env,
+            **self.options.env_by_worker.get(name, {}),
         }
         argv = (sys.executable, "-m", "sangam_worker")
         process = self._process(name, argv, HttpProbe(self.http, f"{url}/readyz"), env)
