@@ -1,8 +1,10 @@
 """FlashInfer on a CPU: the same arguments, read the same way, computed by the formula.
 
 What is checked is what the library's kernels rely on and cannot report (index types, strides,
-supported dimensions) besides what its Python code refuses. Every call is recorded, so that a test
-can bind it against the installed release's signature.
+supported dimensions) besides what its Python and C++ code refuses, workspaces that are too small
+among that. Every call is recorded, so that a test can bind it against the installed release's
+signature. Kernels that are launched while a graph is captured are part of it (``graph_fake``), and
+nothing can be planned then.
 """
 
 from collections.abc import Callable
@@ -18,13 +20,14 @@ from tests.worker.flashinfer_formulas import (
     check_indices,
     check_indptr,
     check_queries,
+    check_vectors,
     fused_add_rmsnorm,
     rmsnorm,
     silu_and_mul,
 )
+from tests.worker.flashinfer_plans import INT_WORKSPACE_BYTES, Planned, plan_fa2, plan_fa3
+from tests.worker.graph_fake import launch, refuse_while_capturing
 from torch import Tensor
-
-NUM_SMS = 132
 
 
 class FakeFlashInfer:
@@ -49,23 +52,23 @@ class FakeFlashInfer:
 
     def append_paged_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         self.record("append_paged_kv_cache", *args, **kwargs)
-        append_paged_kv_cache(*args, **kwargs)
+        launch(append_paged_kv_cache, *args, **kwargs)
 
     def rmsnorm(self, *args: Any, **kwargs: Any) -> Tensor:
         self.record("rmsnorm", *args, **kwargs)
-        return rmsnorm(*args, **kwargs)
+        return launch(rmsnorm, *args, **kwargs)
 
     def fused_add_rmsnorm(self, *args: Any, **kwargs: Any) -> None:
         self.record("fused_add_rmsnorm", *args, **kwargs)
-        fused_add_rmsnorm(*args, **kwargs)
+        launch(fused_add_rmsnorm, *args, **kwargs)
 
     def silu_and_mul(self, *args: Any, **kwargs: Any) -> Tensor:
         self.record("silu_and_mul", *args, **kwargs)
-        return silu_and_mul(*args, **kwargs)
+        return launch(silu_and_mul, *args, **kwargs)
 
     def apply_rope_with_cos_sin_cache_inplace(self, *args: Any, **kwargs: Any) -> None:
         self.record("apply_rope_with_cos_sin_cache_inplace", *args, **kwargs)
-        apply_rope_with_cos_sin_cache_inplace(*args, **kwargs)
+        launch(apply_rope_with_cos_sin_cache_inplace, *args, **kwargs)
 
 
 # Parameters below are the real ones' by name, order and default (a test compares them).
@@ -81,18 +84,45 @@ class _Wrapper:
     def _start(
         self, fake: FakeFlashInfer, workspace: Tensor, kv_layout: str, **options: Any
     ) -> None:
+        refuse_while_capturing("make a wrapper")
         self._fake, self._workspace, self._backend = fake, workspace, options["backend"]
         fake.record(f"{self.name}.__init__", workspace, kv_layout, **options)
         _check_workspace(workspace, self._backend)
         assert kv_layout == "NHD"
 
     def plan(self, *args: Any, **kwargs: Any) -> None:
+        refuse_while_capturing("plan")
         self._fake.record(f"{self.name}.plan", *args, **kwargs)
         self._plan(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Tensor:
         self._fake.record(f"{self.name}.run", *args, **kwargs)
-        return self._run(*args, **kwargs)
+        return launch(self._run, *args, **kwargs)
+
+    def _lay_out(
+        self,
+        qo_indptr: Tensor,
+        kv_indptr: Tensor,
+        heads: tuple[int, int, int],
+        page_size: int,
+        *,
+        num_rows: int | None = None,
+    ) -> Planned:
+        """The plan in the workspaces. ``num_rows``: of a graph's first plan."""
+        is_in_graph = num_rows is not None
+        rows = int(qo_indptr[-1]) if num_rows is None else num_rows
+        bounds = qo_indptr.tolist()
+        if self._backend == "fa3":
+            planned = plan_fa3(bounds, rows, heads[0], heads[2], is_in_graph=is_in_graph)
+        else:
+            own = bounds, kv_indptr.tolist(), rows, *heads, page_size
+            planned = plan_fa2(*own, is_in_graph=is_in_graph)
+        return planned
+
+    def _check_room(self, planned: Planned) -> None:
+        assert planned.int_bytes <= INT_WORKSPACE_BYTES, "Buffer overflow: batch_prefill indices"
+        room = self._workspace.nbytes
+        assert planned.float_bytes <= room, "Buffer overflow: batch_prefill_tmp_v"
 
     def _keep(
         self, heads: tuple[int, int, int], causal: bool, sm_scale: float | None, q: Any, kv: Any
@@ -128,6 +158,7 @@ class _Paged(_Wrapper):
         options = {"use_cuda_graph": True, **buffers} if use_cuda_graph else {}
         self._start(fake, float_workspace_buffer, kv_layout, backend=backend, **options)
         self._buffers: list[Tensor] | None = None
+        self._most_rows: int | None = None
         if use_cuda_graph:
             given = [each for each in buffers.values() if each is not None]
             assert len(given) == len(buffers)
@@ -135,7 +166,7 @@ class _Paged(_Wrapper):
                 check_indices(each)
             qo, kv, _, last = (len(each) for each in given)
             assert qo == kv == last + 1
-            self._buffers, self._batch_size, self._most_rows = given, last, None
+            self._buffers, self._batch_size = given, last
 
     def workspace_size(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         self._fake.record(f"{self.name}.workspace_size", *args, **kwargs)
@@ -157,13 +188,13 @@ class _Paged(_Wrapper):
         q_data_type: str | torch.dtype = "float16",
         kv_data_type: str | torch.dtype | None = None,
     ) -> tuple[int, int]:
-        """FA2's in a graph: a float for every value of the largest grid (``scheduler.cuh``)."""
+        refuse_while_capturing("ask for sizes")
         assert self._backend == "fa2", "no other has it"
         assert self._buffers is not None
-        rows, batch_size = int(qo_indptr[-1]), len(qo_indptr) - 1
-        num_tiles = -(-rows * (num_qo_heads // num_kv_heads) // 128) + batch_size - 1
-        num_tiles = max(2 * NUM_SMS // num_kv_heads, num_tiles)
-        return num_qo_heads * num_tiles * 128 * (head_dim_qk + 1) * 4, 2**16
+        heads = num_qo_heads, num_kv_heads, head_dim_qk
+        rows = self._most_rows or int(qo_indptr[-1])
+        planned = self._lay_out(qo_indptr, paged_kv_indptr, heads, page_size, num_rows=rows)
+        return planned.float_bytes, planned.int_bytes
 
     def _plan(
         self,
@@ -204,12 +235,11 @@ class _Paged(_Wrapper):
             assert max_token_per_sequence >= qo_indptr.diff().max()
         if self._buffers is not None:
             self._fill_buffers(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-            if self._backend == "fa2":
-                heads = num_qo_heads, num_kv_heads, head_dim_qk
-                rows = torch.tensor([0] * batch_size + [self._most_rows])
-                needed_bytes, _ = self._workspace_size(rows, *[rows] * 3, *heads, page_size)
-                assert len(self._workspace) >= needed_bytes, "Buffer overflow: batch_prefill_tmp_v"
         heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        planned = self._lay_out(
+            qo_indptr, paged_kv_indptr, heads, page_size, num_rows=self._most_rows
+        )
+        self._check_room(planned)
         self._keep(heads, causal, sm_scale, q_data_type, kv_data_type)
         self._qo_indptr = qo_indptr.tolist()
         self._kv_indptr = paged_kv_indptr.tolist()
@@ -251,7 +281,7 @@ class _Paged(_Wrapper):
             self._qo_indptr, self._kv_indptr = qo.tolist(), kv.tolist()
             self._last_page_len = last.tolist()
         assert paged_kv_cache.shape[1:] == (2, self._page_size, num_kv_heads, head_dim)
-        assert paged_kv_cache.stride(-1) == 1
+        check_vectors(paged_kv_cache)
         assert (q.dtype, paged_kv_cache.dtype) == self._dtypes
         assert q.shape[1:] == (num_qo_heads, head_dim)
         most_rows = self._qo_indptr[-1] if self._buffers is None else q.size(0)
@@ -298,6 +328,7 @@ class _Ragged(_Wrapper):
             check_indptr(each)
         assert len(qo_indptr) == len(kv_indptr)
         heads = (num_qo_heads, num_kv_heads, head_dim_qk)
+        self._check_room(self._lay_out(qo_indptr, kv_indptr, heads, 1))
         self._keep(heads, causal, sm_scale, q_data_type, kv_data_type)
         self._qo_indptr, self._kv_indptr = qo_indptr.tolist(), kv_indptr.tolist()
         self._fake.planned.append(
@@ -307,6 +338,7 @@ class _Ragged(_Wrapper):
     def _run(self, q: Tensor, k: Tensor, v: Tensor, *, out: Tensor | None = None) -> Tensor:
         num_qo_heads, num_kv_heads, head_dim = self._heads
         assert k.shape == v.shape == (self._kv_indptr[-1], num_kv_heads, head_dim)
+        check_vectors(k, v)
         assert (q.dtype, k.dtype) == self._dtypes
         assert q.shape[1:] == (num_qo_heads, head_dim)
         out = check_queries(q, self._qo_indptr[-1], out).fill_(torch.nan)

@@ -1,7 +1,8 @@
 """What FlashInfer's kernels compute, by the formula, on a CPU.
 
-Arguments are the real functions' by name, order and default (a test compares them). What the
-kernels rely on and cannot report is checked: index types, strides, supported dimensions.
+Arguments are the real functions' by name, order and default (a test compares them). Refused is what
+the library's C++ refuses (``CHECK_INPUT`` and the like), and what its kernels rely on and nobody
+checks: index types, dtypes that are taken for others, vectors of 16 bytes, supported dimensions.
 """
 
 import torch
@@ -25,12 +26,17 @@ def append_paged_kv_cache(
     page_size, num_heads, head_dim = paged_kv_cache.shape[2:]
     assert append_key.shape == append_value.shape == (len(positions), num_heads, head_dim)
     assert append_key.dtype == append_value.dtype == paged_kv_cache.dtype
-    assert append_key.stride(-1) == append_value.stride(-1) == 1
+    check_vectors(append_key, append_value, paged_kv_cache)
     assert head_dim in HEAD_DIMS
+    assert num_heads * head_dim // max(8, head_dim // 32) <= 1024, "a thread block has every head"
     assert len(batch_indices) == len(positions)
     assert len(kv_indptr) == len(kv_last_page_len) + 1
     for each in (batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len):
         check_indices(each)
+    assert (
+        (positions >= 0)
+        & (positions < _lengths(kv_indptr, kv_last_page_len, page_size)[batch_indices.long()])
+    ).all()
     iterations = kv_indptr[batch_indices.long()] * page_size + positions
     pages = kv_indices[(iterations // page_size).long()].long()
     slots = (iterations % page_size).long()
@@ -41,6 +47,7 @@ def append_paged_kv_cache(
 def rmsnorm(input: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:  # noqa: A002
     check_half(input, weight)
     assert input.dim() == 2
+    assert weight.shape == input.shape[1:]
     return _normed(input.float(), weight, eps).to(input.dtype)
 
 
@@ -53,6 +60,7 @@ def fused_add_rmsnorm(
     check_half(input, residual, weight)
     assert input.shape == residual.shape
     assert input.dim() == 2
+    assert weight.shape == input.shape[1:]
     x = input.float() + residual.float()
     residual.copy_(x)
     input.copy_(_normed(x, weight, eps))
@@ -60,6 +68,7 @@ def fused_add_rmsnorm(
 
 def silu_and_mul(input: Tensor) -> Tensor:  # noqa: A002
     check_half(input)
+    assert input.is_contiguous(), "the kernel counts rows as if they were"
     half = input.shape[-1] // 2
     if input.shape[-1] * input.dtype.itemsize % 16:
         raise ValueError("The pointers must be multiple of 16 bytes.")
@@ -77,6 +86,9 @@ def apply_rope_with_cos_sin_cache_inplace(
     is_neox: bool = True,
 ) -> None:
     check_half(query, key)
+    assert query.dim() == key.dim() == 3
+    assert query.shape[0] == key.shape[0] == len(positions)
+    assert query.shape[2] == key.shape[2] == head_size == cos_sin_cache.shape[1]
     if cos_sin_cache.dtype != torch.float32:
         raise ValueError("cos_sin_cache should be float32")
     assert cos_sin_cache.is_contiguous()
@@ -113,18 +125,34 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tenso
 def check_queries(q: Tensor, num_rows: int, out: Tensor | None) -> Tensor:
     if q.size(0) != num_rows:
         raise ValueError(f"q.shape[0] ({q.size(0)}) does not match qo_indptr[-1]")
-    assert q.stride(-1) == 1
+    check_vectors(q)
     out = q.new_empty(q.shape) if out is None else out
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
     assert out.is_contiguous(), "FA2 takes no strides of the result"
+    check_vectors(out)
     return out
 
 
 def check_half(*tensors: Tensor) -> None:
+    """Of one dtype: kernels are chosen by the first one's, and read the others as the same."""
     for each in tensors:
         if each.dtype not in (torch.bfloat16, torch.float16):
             raise TypeError(f"no kernel for {each.dtype}")
-        assert each.stride(-1) == 1
+        assert each.dtype == tensors[0].dtype
+    check_vectors(*tensors)
+
+
+def check_vectors(*tensors: Tensor) -> None:
+    """Rows are read 16 bytes at a time, or by TMA, which asks the same of them."""
+    for each in tensors:
+        assert each.stride(-1) == 1 or each.shape[-1] == 1
+        assert each.data_ptr() % 16 == 0
+        apart = zip(each.shape[:-1], each.stride()[:-1], strict=True)
+        assert all(stride * each.itemsize % 16 == 0 for size, stride in apart if size > 1)
+
+
+def _lengths(indptr: Tensor, last_page_len: Tensor, page_size: int) -> Tensor:
+    return (indptr.diff() - 1).clamp(min=0) * page_size + last_page_len
 
 
 def check_indices(indices: Tensor) -> None:

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.worker.checkpoints import DREAM, GOLDEN, LLADA, llada_config, write_checkpoint
+from tests.worker.checkpoints import (
+    DREAM,
+    GOLDEN,
+    LLADA,
+    dream_config,
+    llada_config,
+    write_checkpoint,
+)
 from tests.worker.flashinfer_fake import FakeFlashInfer
-from tests.worker.graph_fake import EagerCapture
+from tests.worker.graph_fake import EagerCapture, RecordedCapture
 from tests.worker.requests import a_decoding, a_pass, a_plan
 
 from sangam_core.decoding import UnmaskingRule
@@ -38,6 +45,7 @@ def a_graph_engine(
     buckets: Sequence[int] = (1, 2, 4, 8),
     total_pages: int = TOTAL_PAGES,
     fake: FakeFlashInfer | None = None,
+    quantization: str = "none",
 ) -> Engine:
     """With ``capture`` its graphs are captured; with ``fake`` it computes in bfloat16."""
     engine = load_engine(
@@ -46,6 +54,7 @@ def a_graph_engine(
         total_pages=total_pages,
         attention="torch" if fake is None else flashinfer(fake),
         operators="torch" if fake is None else (lambda *args: FlashInferOperators(*args, fake)),
+        quantization=quantization,
         graph_buckets=buckets,
         graph_block_tokens=block_tokens,
     )
@@ -108,19 +117,37 @@ def test_a_captured_pass_gives_what_an_eager_one_does(model: Path, num_blocks: i
     assert capture.num_replayed == 4
 
 
-@pytest.mark.parametrize("name", ["llada-64", "dream-tiny"])
-def test_the_same_with_flashinfer_in_bfloat16(name: str, tmp_path: Path) -> None:
-    model, fake = DREAM, FakeFlashInfer()
-    if name == "llada-64":
-        config = llada_config(d_model=128, n_heads=2, n_kv_heads=2, mlp_hidden_size=192)
-        model = write_checkpoint(tmp_path / name, config)
-    capture = EagerCapture()
-    eager = a_graph_engine(model, None, fake=FakeFlashInfer())
-    graphs = a_graph_engine(model, capture, fake=fake)
+FUSED: dict[str, Any] = {
+    "llada-64": llada_config(d_model=128, n_heads=2, n_kv_heads=2, mlp_hidden_size=192),
+    "dream-64": dream_config(
+        hidden_size=192, num_attention_heads=3, num_key_value_heads=1, intermediate_size=128
+    ),
+    "dream-tiny": DREAM,
+}
+
+
+def fused_at(name: str, folder: Path) -> Path:
+    model = FUSED[name]
+    return model if isinstance(model, Path) else write_checkpoint(folder / name, model)
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("name", FUSED)
+def test_the_same_with_flashinfer_in_bfloat16_and_no_code_of_ours_behind_the_capture(
+    name: str, quantization: str, tmp_path: Path
+) -> None:
+    model, capture = fused_at(name, tmp_path), RecordedCapture()
+    options: dict[str, Any] = {"fake": FakeFlashInfer(), "quantization": quantization}
+    eager, graphs = (
+        a_graph_engine(model, None, **options),
+        a_graph_engine(model, capture, **options),
+    )
     decodes = prefilled(eager, graphs, num_blocks=5)
-    for passes in (decodes, decodes[:2], decodes):
+    for passes in (decodes, decodes[:2], decodes[3:], decodes[:1], decodes):
         assert committed(graphs, passes) == committed(eager, passes)
-    assert capture.num_replayed == 3
+        for ours, theirs in zip(graphs.kv_pool.layers, eager.kv_pool.layers, strict=True):
+            assert torch.equal(ours, theirs)
+    assert capture.num_replayed == 5
 
 
 def test_engines_agree_on_logits_of_every_committable_row() -> None:

@@ -84,7 +84,9 @@ def quantise(matrix: Tensor, factors: Tensor | None = None) -> Fp8Rows:
     """
     wide = matrix.float()
     largest = wide.abs().amax(-1, keepdim=True).clamp_(min=SMALLEST)
-    # As a tensor: a number divided by a tensor is its reciprocal, rounded, times the number.
-    values = (wide * (torch.tensor(LARGEST) / largest)).to(DTYPE)
-    scales = largest / LARGEST
+    # As a tensor on the device: of a quotient with a number, or with a tensor of one number on the
+    # host, torch makes a product with a rounded reciprocal (on CUDA of either side).
+    limit = torch.full_like(largest, LARGEST)
+    values = (wide * (limit / largest)).to(DTYPE)
+    scales = largest / limit
     return Fp8Rows(values, scales if factors is None else scales * factors)
