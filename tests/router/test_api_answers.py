@@ -156,12 +156,15 @@ async def test_extensions_reach_the_worker(model_folder: Path) -> None:
     async with asked(model_folder) as (client, worker):
         for wishes in (
             {"unmasking": {"rule": "fixed", "steps": 8}, "cache": "prefix", "top_k": 5},
-            {"unmasking": "factor"},
+            {"unmasking": "factor", "temperature": 0.5},
             {"confidence_threshold": 0.5},
             {},
         ):
             await client.chat.completions.create(
-                model=MODEL, messages=messages(), max_tokens=8, top_p=0.9, extra_body=wishes
+                model=MODEL,
+                messages=messages(),
+                max_tokens=8,
+                extra_body={"temperature": 0, "top_p": 0.9} | wishes,
             )
     first, second, third, fourth = (start.decoding for start in worker.starts)
     assert (first.unmasking.rule, first.unmasking.steps) == ("fixed", 8)

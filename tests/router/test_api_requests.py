@@ -163,6 +163,10 @@ async def test_what_benchmark_clients_send_is_let_in(model_folder: Path) -> None
         ({"unmasking": {"rule": "confidence_threshold", "eps": 0.1}}, "unmasking.eps"),
         ({"unmasking": {"rule": "fixed", "colour": 1}}, "unmasking.colour"),
         ({"unmasking": "entropy"}, "unmasking"),
+        ({"confidence_threshold": 0.5, "steps": 8}, "steps"),
+        ({"unmasking": {"rule": "confidence_threshold", "steps": 8}}, "unmasking.steps"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 5, "temperature": None}, "top_k"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages.0"),
@@ -238,6 +242,24 @@ async def test_a_body_that_is_no_json_object_is_refused(
     model_folder: Path, content: bytes | str
 ) -> None:
     assert_refused(await post(model_folder, CHAT, content), None)
+
+
+@pytest.mark.parametrize(
+    ("wish", "hint"),
+    [
+        ({"max_token": 8}, "did you mean max_tokens?"),
+        ({"message": []}, "did you mean messages?"),
+        ({"steps": 8}, 'unmasking, e.g. {"rule": "fixed", "steps": 8}'),
+        ({"stream": True, "stream_options": {"included_usage": True}}, "mean include_usage?"),
+        ({"messages": [{"role": "user", "content": "x", "colour": 1}]}, "unknown field"),
+    ],
+)
+async def test_a_field_that_there_is_not_comes_with_what_may_be_meant(
+    model_folder: Path, wish: dict[str, Any], hint: str
+) -> None:
+    response = await post(model_folder, CHAT, chat(**wish))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].endswith(hint)
 
 
 async def test_half_a_character_in_a_prompt_is_refused_and_a_whole_one_is_not(

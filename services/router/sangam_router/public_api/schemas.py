@@ -4,16 +4,20 @@ Fields that are not supported are dealt with before (``neutral``); what a valid 
 decided after (``wishes``). Every error names its field.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sangam_core.decoding import CacheName
+from sangam_core.decoding import CacheName, Unmasking
 from sangam_core.errors import InvalidRequest
 from sangam_router.public_api.neutral import CHAT, COMPLETION, MESSAGE, without_neutral
 
 MAX_STOPS = 4
+
+_RULE_WORDS = frozenset({*Unmasking.model_fields, "alg", "remasking"})
+"""Parts of ``unmasking``, and what published generation loops call it."""
 
 
 class _Body(BaseModel):
@@ -193,7 +197,9 @@ def _validated(kind: type[BodyT], body: Mapping[str, Any], where: str = "") -> B
         match problem["type"]:
             case "extra_forbidden":
                 raise InvalidRequest(
-                    f"{param}: unknown field", param=param, code="unknown_parameter"
+                    f"{param}: unknown field{_hint(kind, problem['loc'])}",
+                    param=param,
+                    code="unknown_parameter",
                 ) from None
             case "missing":
                 raise InvalidRequest(
@@ -203,3 +209,14 @@ def _validated(kind: type[BodyT], body: Mapping[str, Any], where: str = "") -> B
         raise InvalidRequest(
             f"{param}: {problem['msg']} (got {shown[:80]})", param=param, code="invalid_value"
         ) from None
+
+
+def _hint(kind: type[BaseModel], place: Sequence[int | str]) -> str:
+    """What somebody may have meant by a field that there is not."""
+    name = str(place[-1])
+    is_top = len(place) == 1
+    if is_top and issubclass(kind, GenerationBody) and name in _RULE_WORDS:
+        return '; how masks are filled is said by unmasking, e.g. {"rule": "fixed", "steps": 8}'
+    known = kind.model_fields if is_top else StreamOptions.model_fields
+    close = get_close_matches(name, known, n=1, cutoff=0.8)
+    return f"; did you mean {close[0]}?" if close else ""

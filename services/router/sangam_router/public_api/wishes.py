@@ -8,11 +8,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Protocol
 
-from pydantic import ValidationError
-
-from sangam_core.decoding import Decoding, EosRule, Unmasking, UnmaskingRule
+from sangam_core.decoding import Decoding, EosRule
 from sangam_core.errors import InvalidRequest, Unavailable
 from sangam_core.geometry import Geometry
 from sangam_core.rules import check_decoding, decodes_in_blocks, keeps_kv
@@ -20,21 +18,9 @@ from sangam_router.fleet import FleetLimits
 from sangam_router.job import Job
 from sangam_router.model_files import ModelInfo
 from sangam_router.public_api.schemas import GenerationBody, read_stops
+from sangam_router.public_api.unmasking import check_filters, wanted_unmasking
 
 _SEED_MASK = 2**63 - 1
-
-_SCHEDULED = frozenset({"steps", "eps", "alg_temp"})
-_PARAMETERS: dict[UnmaskingRule, frozenset[str]] = {
-    UnmaskingRule.THRESHOLD: frozenset({"threshold"}),
-    UnmaskingRule.FIXED: frozenset({"steps"}),
-    UnmaskingRule.FACTOR: frozenset({"factor"}),
-    UnmaskingRule.ENTROPY: _SCHEDULED,
-    UnmaskingRule.MASKGIT_PLUS: _SCHEDULED,
-    UnmaskingRule.TOPK_MARGIN: _SCHEDULED,
-    UnmaskingRule.ORIGIN: frozenset({"steps", "eps"}),
-    UnmaskingRule.CONFIDENCE_THRESHOLD: frozenset({"threshold", "steps"}),
-}
-"""What each rule reads; anything else would be silently ignored."""
 
 
 class KnowsFleet(Protocol):
@@ -207,9 +193,10 @@ class Wishes:
         return min(own, limits.max_tokens_without_kv)
 
     def _decoding(self, body: GenerationBody) -> Decoding:
+        cache = body.cache or "dual"
         decoding = Decoding(
-            unmasking=_unmasking(body),
-            cache=body.cache or "dual",
+            unmasking=wanted_unmasking(body.unmasking, body.confidence_threshold, cache),
+            cache=cache,
             temperature=body.temperature or 0.0,
             top_p=1.0 if body.top_p is None else body.top_p,
             top_k=max(0, body.top_k or 0),
@@ -217,63 +204,8 @@ class Wishes:
             eos_rule=EosRule.IGNORE if body.ignore_eos else EosRule.END,
         )
         check_decoding(self._info.family, decoding)
+        check_filters(self._info.family, decoding, has_temperature=body.temperature is not None)
         return decoding
-
-
-def _unmasking(body: GenerationBody) -> Unmasking:
-    if body.confidence_threshold is None:
-        return read_unmasking(body.unmasking)
-    if body.unmasking is not None:
-        raise InvalidRequest(
-            "confidence_threshold is short for unmasking; give one of them",
-            param="confidence_threshold",
-        )
-    return Unmasking(threshold=body.confidence_threshold)
-
-
-def read_unmasking(wish: Any) -> Unmasking:
-    """An unmasking rule from its name, or from an object of ``rule`` and its parameter.
-
-    Raises:
-        InvalidRequest: naming the part that is wrong, e.g. ``unmasking.threshold``.
-    """
-    fields = {} if wish is None else {"rule": wish} if isinstance(wish, str) else wish
-    if not isinstance(fields, dict):
-        raise InvalidRequest(
-            "unmasking must be a rule's name or an object such as "
-            '{"rule": "threshold", "threshold": 0.9}',
-            param="unmasking",
-        )
-    try:
-        rule = UnmaskingRule(fields.get("rule", UnmaskingRule.THRESHOLD))
-    except ValueError:
-        known = ", ".join(UnmaskingRule)
-        raise InvalidRequest(
-            f"unmasking.rule: {fields.get('rule')!r} is unknown; use one of {known}",
-            param="unmasking.rule" if isinstance(wish, dict) else "unmasking",
-            code="invalid_value",
-        ) from None
-    without_effect = sorted(
-        name
-        for name in fields.keys() & Unmasking.model_fields.keys() - {"rule"} - _PARAMETERS[rule]
-        if fields[name] is not None
-    )
-    if without_effect:
-        param = f"unmasking.{without_effect[0]}"
-        raise InvalidRequest(
-            f"{param} has no effect with rule {rule.value!r}; leave it out",
-            param=param,
-            code="invalid_value",
-        )
-    given = {name: value for name, value in fields.items() if value is not None}
-    try:
-        return Unmasking.model_validate({**given, "rule": rule}, strict=True)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        param = "unmasking." + ".".join(str(part) for part in problem["loc"])
-        is_unknown = problem["type"] == "extra_forbidden"
-        message = "unknown field" if is_unknown else problem["msg"]
-        raise InvalidRequest(f"{param}: {message}", param=param, code="invalid_value") from None
 
 
 def _max_tokens(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
