@@ -1,10 +1,10 @@
 """Which of FlashInfer's kernels a model needs, as what compiles them; and a script for images.
 
 Paged and ragged prefill attention (decode blocks of 32 queries are prefills to FlashInfer), the
-writing of pages, norms, rotation and the gate: all that a worker asks for. ``kernels`` compiles
-what is missing before a worker's port opens. The gpu image's build runs this file alone, with nvcc,
-so that a worker of LLaDA-8B or Dream-7B finds everything there; it imports nothing of Sangam's, for
-no code is there yet:
+writing of pages, norms, rotation and the gate: all that a worker asks for. ``start`` has what is
+missing compiled before a worker's port opens. The gpu image's build runs this file alone, with
+nvcc, so that a worker of LLaDA-8B or Dream-7B finds everything there; it imports nothing of
+Sangam's, for no code is there yet:
 
     FLASHINFER_CUDA_ARCH_LIST=9.0a python flashinfer_kernels.py
 
@@ -12,9 +12,14 @@ no code is there yet:
 it looks for the sources where FlashInfer's repository has them.)
 """
 
+import os
+import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,9 +62,52 @@ def wanted(head_dim: int = HEAD_DIM, backends: Sequence[str] = ("fa2", "fa3")) -
     ]
 
 
+def missing(kernels: Sequence[Any]) -> list[Any]:
+    """Those that FlashInfer would compile, or compile again, at their first use."""
+    _make_ninja_found()
+    return [kernel for kernel in kernels if not (kernel.is_aot or _is_current(kernel))]
+
+
 def build(kernels: Sequence[Any]) -> None:
-    """Compile, side by side. ``RuntimeError`` with the compiler's words when that fails."""
+    """Compile, side by side. ``RuntimeError`` with the compiler's words when that fails.
+
+    A kernel's first use asks ninja in the kernel's own folder whether it is up to date, while
+    those that are built together are logged in the folder above: without its logs each would be
+    compiled once more. The build of one kernel that follows is what a first use does.
+    """
     import_module("flashinfer.jit").build_jit_specs(list(kernels), verbose=False)
+    together = Path(import_module("flashinfer.jit.env").FLASHINFER_JIT_DIR)
+    for kernel in kernels:
+        for log in together.glob(".ninja_*"):
+            _replace(kernel.build_dir / log.name, log)
+        kernel.build(need_lock=True)
+
+
+def _make_ninja_found() -> None:
+    """FlashInfer's own ninja is beside a Python that may not be on the PATH."""
+    scripts = sysconfig.get_path("scripts")
+    if shutil.which("ninja") is None and shutil.which("ninja", path=scripts):
+        os.environ["PATH"] = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+
+
+def _is_current(kernel: Any) -> bool:
+    """Whether it is in the cache, and ninja, asked as at a first use, finds nothing to do."""
+    if not kernel.is_compiled or shutil.which("ninja") is None:
+        return False
+    try:
+        kernel.write_ninja()
+    except (OSError, RuntimeError):  # no compiler, or nowhere to write: as ``build`` will say
+        return False
+    command = ["ninja", "-n", "-C", str(kernel.build_dir), "-f", str(kernel.ninja_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "no work to do" in done.stdout
+
+
+def _replace(path: Path, by: Path) -> None:
+    """At once, as another worker may read it."""
+    copy = path.with_name(f"{path.name}.{os.getpid()}")
+    shutil.copyfile(by, copy)
+    copy.replace(path)
 
 
 def main() -> None:

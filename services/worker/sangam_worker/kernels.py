@@ -7,6 +7,7 @@ compilers run at a time: each takes gigabytes, and a container has fewer than it
 """
 
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ _COMPILER_BYTES = 4 * 2**30
 
 _LOOK_SECONDS = 1.0
 
+_SAYS_WHY = re.compile(r"\b(error|fatal)\b|not found|No such file", re.IGNORECASE)
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -37,7 +40,7 @@ class Kernel(Protocol):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it came with the installation or is in the cache."""
+        """Whether it came with the installation or is in the cache, be it an old one."""
         ...
 
 
@@ -45,17 +48,16 @@ KernelT = TypeVar("KernelT", bound=Kernel)
 
 
 def compile_missing(
-    kernels: Sequence[KernelT],
+    missing: Sequence[KernelT],
     build: Callable[[Sequence[KernelT]], None],
     reports: Reports,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Have the missing kernels compiled, and say how many are done.
+    """Have kernels compiled, and say how many are done. Nothing is said where none is missing.
 
     Raises:
         ConfigurationError: the compiler failed, or there is none.
     """
-    missing = [kernel for kernel in kernels if not kernel.is_compiled]
     if not missing:
         return
     base = Path(environment.get("FLASHINFER_WORKSPACE_BASE") or Path.home())
@@ -70,11 +72,12 @@ def compile_missing(
         target=_caught, args=(build, missing, failures), name="kernels", daemon=True
     )
     with reports.task("kernels compiled", len(missing), "libraries") as advance:
-        work.start()
         num_done = 0
+        absent = [kernel for kernel in missing if not kernel.is_compiled]
+        work.start()
         while work.is_alive():
             work.join(_LOOK_SECONDS)
-            num_now = sum(kernel.is_compiled for kernel in missing)
+            num_now = sum(kernel.is_compiled for kernel in absent)
             advance(num_now - num_done)
             num_done = num_now
         if failures:
@@ -100,11 +103,11 @@ def _caught(
 def _complaint(error: BaseException) -> str:
     """One line; a compiler's output is long, and its first error says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower() or "not found" in line.lower()]
-    said = next(iter([*errors, *lines]), type(error).__name__)
+    said = next(iter([*filter(_SAYS_WHY.search, lines), *lines]), type(error).__name__)
     return (
-        f"FlashInfer's kernels cannot be compiled: {said[:300]}; install the CUDA toolkit (nvcc) "
-        "of torch's CUDA version and a C++ compiler, or set SANGAM_ATTENTION to torch"
+        f"FlashInfer's kernels cannot be compiled: {said[:300]}; install the CUDA toolkit of "
+        "torch's CUDA version (nvcc, and the headers of cuBLAS and cuRAND), a C++ compiler and "
+        "ninja, or set SANGAM_ATTENTION to torch"
     )
 
 

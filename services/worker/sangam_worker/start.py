@@ -67,7 +67,8 @@ def start_engine(settings: WorkerSettings, reports: Reports) -> Engine:
         kernels = flashinfer_kernels.wanted(
             kernel_dim(config.head_dim), kernels_of(settings.attention_backend, gpu.is_hopper)
         )
-        compile_missing(kernels, flashinfer_kernels.build, reports)
+        missing = flashinfer_kernels.missing(kernels)
+        compile_missing(missing, flashinfer_kernels.build, reports)
     return start.engine(load_engine)
 
 
