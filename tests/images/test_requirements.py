@@ -1,4 +1,4 @@
-"""What the images install: each variant's requirements fit its lock file and can be had.
+"""What is installed: each variant's requirements fit its lock file and can be had.
 
 The resolving asks the package index that pip is configured for; wheels are looked at by range
 requests, not downloaded (the gpu variant's weigh gigabytes).
@@ -18,6 +18,8 @@ VARIANTS = {
     "router": (["router"], "constraints.txt"),
     "worker-cpu": (["worker"], "constraints.txt"),
     "worker-gpu": (["worker", "gpu"], "constraints-gpu.txt"),
+    # No image: the README's whole fleet on a machine with a GPU.
+    "fleet-gpu": (["router", "worker", "gpu", "local"], "constraints-gpu.txt"),
 }
 PLATFORM_ONLY = {"setuptools", "colorama"}
 """Required on other Python versions or systems than those that resolve here."""
@@ -108,8 +110,9 @@ def test_a_variant_s_requirements_resolve_to_exactly_what_is_locked(
             not {name for name in resolved if name.startswith("nvidia")}
             or "+" not in resolved["torch"]
         )
-    if variant == "worker-gpu":
+    if variant == "fleet-gpu":
         assert set(locked) - set(resolved) <= PLATFORM_ONLY
+    if lock == "constraints-gpu.txt":
         assert resolved["torch"] == "2.10.0"
         assert resolved["nvidia-nccl-cu12"] == "2.27.5"
         assert not [name for name in resolved if name.endswith("-cu13") and "cutlass" not in name]
