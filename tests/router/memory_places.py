@@ -123,7 +123,7 @@ class MemoryPlaces:
     def limits(self) -> FleetLimits | None:
         """As ``FleetView.limits``."""
         pages = [seat.total_pages for seat in self.seats.values()]
-        return FleetLimits(min(pages) * 16, 4096, frozenset({32})) if pages else None
+        return FleetLimits(min(pages) * 16, 4096) if pages else None
 
     @property
     def has_colocated(self) -> bool:

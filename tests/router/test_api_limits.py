@@ -164,15 +164,3 @@ async def test_a_client_that_takes_nothing_is_given_up(model_folder: Path) -> No
         async with served(model_folder, places, send_seconds=0.1) as router:
             await asyncio.wait_for(router.app(scope, receive, send), 10)
         assert places.is_empty
-
-
-async def test_workers_of_another_block_length_get_nothing(model_folder: Path) -> None:
-    async with (
-        StubWorker() as worker,
-        served(model_folder, MemoryPlaces(worker), block_length=16) as router,
-        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
-    ):
-        response = await client.post(CHAT, json=chat())
-    assert response.status_code == 503
-    assert "SANGAM_BLOCK_LENGTH (32)" in response.json()["error"]["message"]
-    assert not worker.starts

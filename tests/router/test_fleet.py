@@ -13,6 +13,7 @@ from sangam_core.placement import Demand, FleetLoad, PlacementPolicy, Role, Work
 from sangam_core.wire import PROTOCOL_VERSION
 from sangam_router.fleet import FleetLimits, FleetView
 from sangam_router.ledger import FleetSnapshot
+from sangam_router.ledger.compatibility import Misfit, Service
 
 LEASE_SECONDS = 5.0
 
@@ -24,7 +25,7 @@ class Source:
         self.now_seconds = 1000.0
         self.answering_since_seconds: float | None = 0.0
         self.leases: list[WorkerLease] = []
-        self.incompatible: tuple[WorkerLease, ...] = ()
+        self.incompatible: tuple[Misfit, ...] = ()
         self.num_snapshots = 0
         self._observers: list[Callable[[FleetSnapshot], None]] = []
 
@@ -72,6 +73,11 @@ async def seen(*leases: WorkerLease, **policy: Any) -> tuple[Source, FleetView]:
     return source, view
 
 
+def misfit(unusable: WorkerLease) -> Misfit:
+    service = Service("small", PROTOCOL_VERSION, 32)
+    return Misfit(unusable, service.differences(unusable))
+
+
 def prefill(worker_id: str = "p", **changes: Any) -> WorkerLease:
     return lease(worker_id, role=Role.PREFILL, **changes)
 
@@ -115,10 +121,19 @@ def test_before_the_first_snapshot_nothing_is_ready() -> None:
 
 async def test_workers_of_another_model_are_named_when_there_are_no_others() -> None:
     source, view = await seen()
-    source.incompatible = (lease("x", model="big"), lease("y", protocol=9))
+    source.incompatible = (
+        misfit(lease("x", model="big")),
+        misfit(lease("y", protocol=9, block_length=16)),
+    )
     await source.snapshot()
-    assert "2 with another model or protocol version" in (view.problem() or "")
-    assert f"big (protocol {PROTOCOL_VERSION})" in (view.problem() or "")
+    assert view.problem() == (
+        "no worker is ready (2 cannot be used: model big, here small (SANGAM_MODEL); "
+        f"protocol 9, here {PROTOCOL_VERSION} (another version), "
+        "block_length 16, here 32 (SANGAM_BLOCK_LENGTH))"
+    )
+    source.leases = [prefill()]
+    await source.snapshot()
+    assert "no decode-capable worker is ready (2 cannot be used" in (view.problem() or "")
 
 
 async def test_a_fleet_that_mixes_quantizations_serves_and_says_so() -> None:
@@ -131,6 +146,13 @@ async def test_a_fleet_that_mixes_quantizations_serves_and_says_so() -> None:
         "workers differ in SANGAM_QUANTIZATION (2 with 'fp8', 1 with 'none'): "
         "an answer may depend on where its blocks run"
     )
+
+
+async def test_a_fleet_whose_kv_differs_says_so() -> None:
+    one, other = {"kv_format": "float32 by gloo"}, {"kv_format": "bfloat16 by gloo"}
+    assert (await seen(prefill(**one), decode(**one), lease("older")))[1].remark() is None
+    _, view = await seen(prefill(**one), decode(**other))
+    assert "1 with 'bfloat16 by gloo', 1 with 'float32 by gloo'" in (view.remark() or "")
 
 
 async def test_a_cache_none_request_needs_a_colocated_worker() -> None:
@@ -152,7 +174,7 @@ async def test_limits_are_what_some_pair_of_workers_can_take() -> None:
         prefill("p2", total_pages=80, max_sequence_tokens=928),
         decode("d1", total_pages=60, max_sequence_tokens=8192),
     )
-    assert view.limits() == FleetLimits(928, 0, frozenset({32}))
+    assert view.limits() == FleetLimits(928, 0)
     assert view.can_ever_hold(demand_of(928))
     assert not view.can_ever_hold(demand_of(929))
 
@@ -162,7 +184,7 @@ async def test_one_worker_that_takes_long_sequences_is_enough() -> None:
         lease("short", max_sequence_tokens=1024),
         lease("long", max_sequence_tokens=4096, total_pages=200),
     )
-    assert view.limits() == FleetLimits(3200, 4096, frozenset({32}))
+    assert view.limits() == FleetLimits(3200, 4096)
 
 
 async def test_a_worker_that_drains_still_counts_for_what_can_ever_fit() -> None:

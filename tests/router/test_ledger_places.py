@@ -237,6 +237,38 @@ async def test_the_internal_port_shows_the_fleet(leased: Fleet, model_folder: Pa
     assert leaving.json()["problem"] == "shutting down"
 
 
+async def test_workers_of_another_block_length_get_nothing_and_are_shown(
+    leased: Fleet, model_folder: Path
+) -> None:
+    one, other = StubWorker("a", epoch="ae", answer=say(TEXT)), StubWorker("b", epoch="be")
+    async with (
+        workers(leased, one),
+        workers(leased, other),
+        router(leased, model_folder, no_worker_seconds=0.3) as (parts, client),
+    ):
+        await leased.publish(other, block_length=16)
+        await leased.redis.hset(leased.keys.refused("b"), mapping={"reason": "unknown_role"})
+        assert await ask(client) == TEXT
+        app = internal_app(parts.public.metrics, parts.report, parts.readiness)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://r") as inside:
+            fleet = (await inside.get("/admin/fleet")).json()
+            await leased.lose(one)
+            refused = await client.post("/v1/chat/completions", json=chat())
+            ready = await inside.get("/readyz")
+    (shown,) = fleet["incompatible_workers"]
+    assert (shown["worker_id"], shown["url"]) == ("b", other.url)
+    assert shown["differences"] == [{"field": "block_length", "theirs": "16", "ours": "32"}]
+    assert shown["reason"] == "block_length 16, here 32 (SANGAM_BLOCK_LENGTH)"
+    assert shown["refused"]["reason"] == "unknown_role"
+    problem = "no worker is ready (1 cannot be used: block_length 16, here 32"
+    assert refused.status_code == 503
+    assert problem in refused.json()["error"]["message"]
+    assert ready.status_code == 200, "every router sees the same fleet"
+    assert problem in ready.json()["fleet_problem"]
+    assert not other.starts
+
+
 @pytest.mark.parametrize("role", list(Role))
 async def test_the_fleet_counts_as_ready_when_it_can_prefill_and_decode(
     leased: Fleet, model_folder: Path, role: Role

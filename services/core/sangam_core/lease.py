@@ -97,6 +97,8 @@ class WorkerLease(WireModel):
         total_pages: its KV pool; free_pages: as its own allocator counts them.
         model: what it serves; routers give it work only for the same model.
         quantization: in which numbers it multiplies; routers show it, and say where a fleet mixes.
+        kv_format: number format of its KV and how it moves, e.g. ``bfloat16 by nccl``; blocks are
+            handed over only between equal ones. Empty: a version that does not tell.
         max_sequence_tokens: its limit on prompt + L: the model's, or a shorter one of its own.
         carried_tokens: the scheduler's deficit S, as of the heartbeat.
     """
@@ -112,6 +114,7 @@ class WorkerLease(WireModel):
     name: str = ""
     node: str = ""
     quantization: str = "none"
+    kv_format: str = ""
     is_draining: bool = False
     total_pages: int
     free_pages: int

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,12 +54,10 @@ class FleetLimits:
             the pages, for its prefill and for its decode.
         max_tokens_without_kv: the same for a request without KV (cache ``none``); 0 where no
             worker takes those.
-        block_lengths: of the workers (one, unless they are configured differently).
     """
 
     max_sequence_tokens: int
     max_tokens_without_kv: int
-    block_lengths: frozenset[int]
 
 
 class FleetView:
@@ -107,12 +105,14 @@ class FleetView:
             return "the fleet has not been seen yet: Redis has not answered"
         active = self._active()
         if not active:
-            return "no worker is ready" + self._incompatible_note()
-        if not any(worker.role.can_decode for worker in active):
-            return "no decode-capable worker is ready"
-        if not self._prefillers(active):
-            return "no worker that takes prefills is ready"
-        return None
+            lacking = "worker"
+        elif not any(worker.role.can_decode for worker in active):
+            lacking = "decode-capable worker"
+        elif not self._prefillers(active):
+            lacking = "worker that takes prefills"
+        else:
+            return None
+        return f"no {lacking} is ready{self._incompatible_note()}"
 
     def remark(self) -> str | None:
         """What people should know although requests are served; None when there is nothing.
@@ -120,14 +120,19 @@ class FleetView:
         Workers that differ in quantization are used alike: their KV has one format, and prefills
         gain more from FP8 than decodes lose by it.
         """
-        numbers = Counter(lease.quantization for lease in self.leases.values())
-        if len(numbers) < 2:
-            return None
-        told = ", ".join(f"{count} with {name!r}" for name, count in sorted(numbers.items()))
-        return (
-            f"workers differ in SANGAM_QUANTIZATION ({told}): "
-            "an answer may depend on where its blocks run"
-        )
+        leases = self.leases.values()
+        remarks = []
+        if told := _told_if_mixed(lease.quantization for lease in leases):
+            remarks.append(
+                f"workers differ in SANGAM_QUANTIZATION ({told}): "
+                "an answer may depend on where its blocks run"
+            )
+        if told := _told_if_mixed(lease.kv_format for lease in leases if lease.kv_format):
+            remarks.append(
+                f"workers differ in their KV (SANGAM_DTYPE, SANGAM_KV_TRANSPORT: {told}): "
+                "blocks cannot be handed over between them, and start again where it was tried"
+            )
+        return "; ".join(remarks) or None
 
     @property
     def is_ready(self) -> bool:
@@ -145,7 +150,6 @@ class FleetView:
         return FleetLimits(
             max_sequence_tokens=int(longest_tokens(fleet, self._policy)),
             max_tokens_without_kv=int(without_kv),
-            block_lengths=frozenset(self.leases[each.worker_id].block_length for each in active),
         )
 
     @property
@@ -221,7 +225,13 @@ class FleetView:
         others = self._snapshot.incompatible if self._snapshot else ()
         if not others:
             return ""
-        models = ", ".join(
-            sorted({f"{lease.model} (protocol {lease.protocol})" for lease in others})
-        )
-        return f" ({len(others)} with another model or protocol version: {models})"
+        reasons = "; ".join(sorted({each.reason for each in others}))
+        return f" ({len(others)} cannot be used: {reasons})"
+
+
+def _told_if_mixed(values: Iterable[str]) -> str:
+    """How many have which value; empty where all have the same."""
+    counts = Counter(values)
+    if len(counts) < 2:
+        return ""
+    return ", ".join(f"{count} with {name!r}" for name, count in sorted(counts.items()))

@@ -20,6 +20,7 @@ from sangam_core.placement import WorkerLoad
 from sangam_router.fleet import FleetView
 from sangam_router.fleet_watch import WatchStatus
 from sangam_router.ledger import FleetSnapshot, Ledger, Line
+from sangam_router.ledger.compatibility import Misfit
 from sangam_router.ledger.scripts import Client
 
 
@@ -55,8 +56,10 @@ class FleetReport(Collector):
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 snapshot = await self._ledger.snapshot()
+                misfits = [each.lease.worker_id for each in snapshot.incompatible]
+                worker_ids = [*snapshot.leases, *misfits]
                 pipe = self._redis.pipeline(transaction=False)
-                for worker_id in snapshot.leases:
+                for worker_id in worker_ids:
                     pipe.hgetall(self._keys.worker(worker_id))
                     pipe.hgetall(self._keys.desired(worker_id))
                     pipe.hgetall(self._keys.refused(worker_id))
@@ -67,7 +70,7 @@ class FleetReport(Collector):
         desired: dict[str, DesiredState] = {}
         refused: dict[str, dict[str, str]] = {}
         for worker_id, fields, wish, refusal in zip(
-            snapshot.leases, replies[::3], replies[1::3], replies[2::3], strict=True
+            worker_ids, replies[::3], replies[1::3], replies[2::3], strict=True
         ):
             lease = WorkerLease.from_fields(fields)
             if lease is not None:
@@ -89,8 +92,7 @@ class FleetReport(Collector):
             "router": self._ledger.owner,
             "workers": [self._worker(worker) for worker in workers],
             "incompatible_workers": [
-                {"worker_id": lease.worker_id, "model": lease.model, "protocol": lease.protocol}
-                for lease in (snapshot.incompatible if snapshot else ())
+                self._misfit(misfit) for misfit in (snapshot.incompatible if snapshot else ())
             ],
             "watcher": asdict(self._watch_status()),
             "waiting": {
@@ -125,7 +127,10 @@ class FleetReport(Collector):
                     "__meta_sangam_boot_role": lease.boot_role.value,
                 },
             }
-            for lease in (*snapshot.leases.values(), *snapshot.incompatible)
+            for lease in (
+                *snapshot.leases.values(),
+                *(misfit.lease for misfit in snapshot.incompatible),
+            )
         ]
 
     def _worker(self, worker: WorkerLoad) -> dict[str, Any]:
@@ -154,8 +159,27 @@ class FleetReport(Collector):
             "tau_tokens": lease.tau_tokens,
             "model": lease.model,
             "quantization": lease.quantization,
+            "kv_format": lease.kv_format,
             "protocol": lease.protocol,
             "version": lease.version,
+        }
+
+    def _misfit(self, misfit: Misfit) -> dict[str, Any]:
+        """A worker that this router cannot use, and what differs."""
+        lease = misfit.lease
+        return {
+            "worker_id": lease.worker_id,
+            "name": lease.name or lease.worker_id,
+            "node": lease.node,
+            "url": lease.url,
+            "role": lease.role.value,
+            "is_draining": lease.is_draining,
+            "model": lease.model,
+            "protocol": lease.protocol,
+            "version": lease.version,
+            "reason": misfit.reason,
+            "differences": [asdict(each) for each in misfit.differences],
+            "refused": self._refusal(lease.worker_id),
         }
 
     def _refusal(self, worker_id: str) -> dict[str, Any] | None:

@@ -51,6 +51,10 @@ class Readiness:
             return f"Redis has not answered for {silent_seconds:.0f} s"
         return None
 
+    def fleet_problem(self) -> str | None:
+        """Why no worker could serve now, ``None`` when some can."""
+        return self._fleet.problem()
+
 
 def internal_app(metrics: RouterMetrics, report: FleetReport, readiness: Readiness) -> FastAPI:
     """The internal ASGI application."""
@@ -64,7 +68,13 @@ def internal_app(metrics: RouterMetrics, report: FleetReport, readiness: Readine
 
     async def ready() -> Response:
         problem = readiness.problem()
-        body = {"is_ready": problem is None, "problem": problem}
+        # What keeps the fleet from serving is told too; every router sees the same fleet, so it is
+        # no reason to send requests to another.
+        body = {
+            "is_ready": problem is None,
+            "problem": problem,
+            "fleet_problem": readiness.fleet_problem(),
+        }
         return JSONResponse(body, 503 if problem else 200)
 
     async def alive() -> Response:

@@ -142,6 +142,7 @@ def _ledger(settings: RouterSettings, redis: Client) -> Ledger:
         namespace=settings.redis_namespace,
         router_id=settings.router_id,
         model=settings.model,
+        block_length=settings.block_length,
         counts_blocks=counts_blocks(settings.policy),
         lease_seconds=settings.router_lease_seconds,
         poll_seconds=settings.poll_seconds,

@@ -138,6 +138,7 @@ class Worker:
     def _put_together(self) -> None:
         settings, engine, metrics = self.settings, self._engine, self.metrics
         pool = engine.kv_pool
+        self._kv = KVGeometry.of(pool)
         self.standing = Standing(
             worker_id=settings.worker_id,
             url=self.url,
@@ -173,7 +174,7 @@ class Worker:
             standing=self.standing,
             blocks=self.loop,
             transport=self._transport,
-            geometry=KVGeometry.of(pool),
+            geometry=self._kv,
             ask_sender=self._peers.ask_sender,
             metrics=metrics,
             deadline_seconds=settings.transfer_deadline_seconds,
@@ -260,6 +261,7 @@ class Worker:
             name=settings.worker_name or standing.worker_id,
             node=settings.node_name,
             quantization=settings.quantization,
+            kv_format=f"{self._kv.dtype} by {self._transport.name}",
             is_draining=standing.is_draining,
             total_pages=self._engine.kv_pool.total_pages,
             free_pages=status.free_pages,

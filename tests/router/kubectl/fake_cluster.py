@@ -29,6 +29,7 @@ class FakeCluster:
         held_blocks: blocks that a worker holds, by pod name; one goes with each look.
         patches: what was changed, in order.
         is_watching: whether routers follow the pods. remark: what they say of the fleet.
+        misfits: workers that they cannot use. max_sequence_tokens: of every worker.
     """
 
     def __init__(self) -> None:
@@ -43,6 +44,8 @@ class FakeCluster:
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self.is_watching = True
         self.remark: str | None = None
+        self.misfits: list[dict[str, Any]] = []
+        self.max_sequence_tokens = 4096
         self.asked: list[str] = []
 
     def add_release(self, release: str = "sangam", **counts: int) -> None:
@@ -137,7 +140,7 @@ class FakeCluster:
             "problem": None,
             "remark": self.remark,
             "workers": workers,
-            "incompatible_workers": [],
+            "incompatible_workers": self.misfits,
             "watcher": {"is_enabled": self.is_watching, "is_synced": self.is_watching},
             "waiting": {"num_prefills": 3, "num_decodes": 1},
             "a_field_of_a_newer_version": 1,
@@ -164,6 +167,7 @@ class FakeCluster:
             "outstanding_prefill_tokens": 100 * blocks,
             "free_pages": 64 - blocks,
             "total_pages": 64,
+            "max_sequence_tokens": self.max_sequence_tokens,
             "num_running": blocks,
             "version": "9.9",
         }

@@ -96,6 +96,28 @@ def test_status_wide_has_the_workers_ids(run: Run) -> None:
     assert "uid-of-sangam-prefill-0" in run("status", "-o", "wide").output
 
 
+def test_status_wide_has_the_longest_sequences(cluster: FakeCluster, run: Run) -> None:
+    cluster.max_sequence_tokens = 4097
+    assert "4097" in run("status", "-o", "wide").output
+    assert "4097" not in run("status").output
+    body = json.loads(run("status", "-o", "json").output)
+    assert {each["worker"]["max_sequence_tokens"] for each in body["workers"]} == {4097}
+
+
+def test_status_says_what_differs_on_workers_that_cannot_be_used(
+    cluster: FakeCluster, run: Run
+) -> None:
+    reason = "block_length 16, here 32 (SANGAM_BLOCK_LENGTH)"
+    cluster.misfits = [
+        {"worker_id": "uid-of-sangam-prefill-0", "model": "m", "protocol": 2, "reason": reason},
+        {"worker_id": "other", "model": "big", "protocol": 2},  # of an older router
+    ]
+    assert json.loads(run("status", "-o", "json").output)["problems"] == [
+        f"incompatible worker sangam-prefill-0: {reason}; it gets no work",
+        "incompatible worker other: model big, protocol 2; it gets no work",
+    ]
+
+
 # -- rebalance -----------------------------------------------------------------------------------
 
 

@@ -239,12 +239,26 @@ async def test_a_burst_that_shares_a_snapshot_spreads_over_the_workers(world: Wo
     assert {name: placed.count(name) for name in placed} == {f"w{n}": 3 for n in range(4)}
 
 
-async def test_workers_of_another_model_or_protocol_are_shown_but_not_used(world: World) -> None:
-    await world.publish(lease("w"), lease("other", model="big"), lease("new", protocol=99))
+async def test_workers_that_cannot_be_used_are_shown_with_what_differs(world: World) -> None:
+    await world.publish(
+        lease("w"),
+        lease("other", model="big"),
+        lease("new", protocol=99),
+        lease("blocks", block_length=16),
+        lease("pages", page_tokens=32, block_length=16),
+    )
     snapshot = await world.router().snapshot()
     assert set(snapshot.leases) == {"w"}
     assert [worker.worker_id for worker in snapshot.fleet.workers] == ["w"]
-    assert {each.worker_id for each in snapshot.incompatible} == {"other", "new"}
+    assert {
+        misfit.lease.worker_id: [each.field for each in misfit.differences]
+        for misfit in snapshot.incompatible
+    } == {
+        "other": ["model"],
+        "new": ["protocol"],
+        "blocks": ["block_length"],
+        "pages": ["block_length", "page_tokens"],
+    }
 
 
 async def test_a_snapshot_follows_draining_and_a_new_epoch(world: World) -> None:

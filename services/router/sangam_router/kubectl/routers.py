@@ -56,6 +56,7 @@ class WorkerReport(_Read):
     free_pages: int = 0
     total_pages: int = 0
     free_pages_at_worker: int | None = None
+    max_sequence_tokens: int | None = None
     num_waiting: int = 0
     num_running: int = 0
     version: str = ""

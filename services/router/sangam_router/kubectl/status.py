@@ -4,7 +4,7 @@ Gathers and joins; how it looks is ``status_view``'s. Works without any router: 
 and the rest is said to be missing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,14 +61,20 @@ class Status:
         if self.report.remark:
             told.append(self.report.remark)
         told += [
-            f"incompatible worker {self._name(str(worker.get('worker_id')))}: model "
-            f"{worker.get('model')}, protocol {worker.get('protocol')}; it gets no work"
+            f"incompatible worker {self._name(str(worker.get('worker_id')))}: "
+            f"{_misfit(worker)}; it gets no work"
             for worker in self.report.incompatible_workers
         ]
         return told
 
     def _name(self, worker_id: str) -> str:
         return next((pod.name for pod in self.pods if pod.uid == worker_id), worker_id)
+
+
+def _misfit(worker: Mapping[str, Any]) -> str:
+    """Why routers cannot use a worker; those of an older version do not say what differs."""
+    told = f"model {worker.get('model')}, protocol {worker.get('protocol')}"
+    return str(worker.get("reason") or told)
 
 
 def gather(cluster: Cluster) -> Status:

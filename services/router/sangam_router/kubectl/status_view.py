@@ -10,7 +10,7 @@ from sangam_router.kubectl.status import RouterState, Status, state_of
 
 _NUMBERS = ("O_W", "PAGES", "RUN", "WAIT")
 _COLUMNS = ("POD", "NODE", "BOOT", "DESIRED", "ROLE", *_NUMBERS, "VERSION", "STATE")
-_WIDE = ("ADDRESS", "PROTOCOL", "WORKER ID")
+_WIDE = ("LONGEST", "ADDRESS", "PROTOCOL", "WORKER ID")
 _UNKNOWN = "-"
 
 
@@ -18,7 +18,7 @@ def render(status: Status, *, is_wide: bool) -> RenderableType:
     """The table and what is to be said below it."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in _COLUMNS + (_WIDE if is_wide else ()):
-        is_number = column in _NUMBERS
+        is_number = column in (*_NUMBERS, "LONGEST")
         table.add_column(
             column,
             justify="right" if is_number else "left",
@@ -71,7 +71,9 @@ def _load_cells(worker: WorkerReport | None) -> list[str]:
 def _wide_cells(worker: WorkerReport | None) -> list[str]:
     if worker is None:
         return [_UNKNOWN] * len(_WIDE)
-    return [worker.url, str(worker.protocol), worker.worker_id]
+    longest = worker.max_sequence_tokens  # routers of an older version do not tell
+    told = _UNKNOWN if longest is None else str(longest)
+    return [told, worker.url, str(worker.protocol), worker.worker_id]
 
 
 def _style(pod: PodInfo, state: str) -> str:

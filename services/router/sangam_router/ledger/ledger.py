@@ -35,10 +35,12 @@ import time
 from collections.abc import Callable, Mapping
 
 from sangam_core.errors import Unavailable
+from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 from sangam_core.lease import LedgerKeys
 from sangam_core.placement import Demand, WorkerLoad
 from sangam_core.wire import PROTOCOL_VERSION, BlockKey
 from sangam_router.ledger.audit import Audit, audit_of
+from sangam_router.ledger.compatibility import Service
 from sangam_router.ledger.holdings import RecordKind
 from sangam_router.ledger.lines import WaitingLines
 from sangam_router.ledger.records import FleetSnapshot, Line, Refused, Reservation, Ticket
@@ -62,6 +64,7 @@ class Ledger:
         router_id: this router's name, for people; the process adds a random part.
         model, protocol: workers with another model or protocol version are not used, and
             requests for them wait in lines of their own.
+        block_length: workers with another one are not used either.
         counts_blocks: count the blocks on each worker (``WorkerLoad.num_blocks``), for placements
             that look at them (``placements.counts_blocks``); it costs each reservation a record.
             Blocks placed by routers that do not count them, as those of older versions during a
@@ -79,6 +82,7 @@ class Ledger:
         router_id: str,
         model: str,
         protocol: int = PROTOCOL_VERSION,
+        block_length: int = DEFAULT_BLOCK_LENGTH,
         counts_blocks: bool = False,
         lease_seconds: float = 10.0,
         poll_seconds: float = 1.0,
@@ -98,7 +102,7 @@ class Ledger:
             on_lease_lost=self._reassert,
         )
         self._reader = SnapshotReader(
-            model=model, protocol=protocol, read_lease=self._read_lease_fields
+            Service(model, protocol, block_length), read_lease=self._read_lease_fields
         )
         self._snapshots = SharedSnapshots(self._take_snapshot, self._tasks)
         self._lines = WaitingLines(self._session, self._tasks)

@@ -10,6 +10,7 @@ from enum import StrEnum
 from sangam_core.lease import WorkerLease
 from sangam_core.placement import FleetLoad
 from sangam_core.wire import BlockKey
+from sangam_router.ledger.compatibility import Misfit
 
 UNIT_SEPARATOR = "\x1f"
 """Between the parts of records and line entries; ids must not hold control characters."""
@@ -103,14 +104,14 @@ class FleetSnapshot:
         fleet: what the placement policies take.
         leases: by worker id; url, limits and role are exact, counters like ``free_pages`` as of
             when the lease was first read.
-        incompatible: workers with a lease but another model or protocol version.
+        incompatible: workers with a lease that this router cannot use, and why.
         num_waiting: length of the prefill line; num_pending_decodes: of the decode line.
         taken_at_seconds: the ledger's clock just before the round trip.
     """
 
     fleet: FleetLoad
     leases: Mapping[str, WorkerLease]
-    incompatible: tuple[WorkerLease, ...]
+    incompatible: tuple[Misfit, ...]
     num_waiting: int
     num_pending_decodes: int
     taken_at_seconds: float

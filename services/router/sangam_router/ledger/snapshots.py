@@ -1,7 +1,7 @@
 """Takes snapshots of the fleet: shared by whoever asks at the same time, and cheap to parse.
 
-Decides which workers serve this router (same model, same protocol version), and how a burst of
-requests sees one snapshot without all choosing the same worker. Called by ``ledger``.
+Decides how a burst of requests sees one snapshot without all choosing the same worker; which
+workers this router can use, is ``compatibility``'s. Called by ``ledger``.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 from sangam_core.lease import WorkerLease
 from sangam_core.placement import FleetLoad, WorkerLoad
+from sangam_router.ledger.compatibility import Misfit, Service
 from sangam_router.ledger.records import UNIT_SEPARATOR, FleetSnapshot, Reservation
 from sangam_router.ledger.tasks import OwnedTasks, SharedRuns
 
@@ -70,15 +71,14 @@ def _with_drafts(snapshot: FleetSnapshot, drafts: Iterable[Reservation]) -> Flee
 
 
 class SnapshotReader:
-    """Parses snapshots for routers of one model and protocol version.
+    """Parses snapshots for routers of one service.
 
     A lease is read in full and validated once per worker epoch (and when draining starts or
     ends); every later snapshot takes only what changes: the counters.
     """
 
-    def __init__(self, *, model: str, protocol: int, read_lease: ReadLease) -> None:
-        self._model = model
-        self._protocol = protocol
+    def __init__(self, service: Service, *, read_lease: ReadLease) -> None:
+        self._service = service
         self._read_lease = read_lease
         self._leases: dict[str, WorkerLease] = {}
 
@@ -88,7 +88,7 @@ class SnapshotReader:
         blocks = dict(zip(flat_blocks[::2], flat_blocks[1::2], strict=True))
         workers: list[WorkerLoad] = []
         leases: dict[str, WorkerLease] = {}
-        incompatible: list[WorkerLease] = []
+        incompatible: list[Misfit] = []
         seen: dict[str, WorkerLease] = {}
         values = [iter(reply[_NUM_HEAD_VALUES:])] * _NUM_WORKER_VALUES
         for worker_id, epoch, draining, load, pages in zip(*values, strict=True):
@@ -98,8 +98,8 @@ class SnapshotReader:
             if lease is None:
                 continue
             seen[worker_id] = lease
-            if lease.model != self._model or lease.protocol != self._protocol:
-                incompatible.append(lease)
+            if differences := self._service.differences(lease):
+                incompatible.append(Misfit(lease, differences))
                 continue
             leases[worker_id] = lease
             workers.append(

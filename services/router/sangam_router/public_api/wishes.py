@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from sangam_core.decoding import Decoding, EosRule
-from sangam_core.errors import InvalidRequest, Unavailable
+from sangam_core.errors import InvalidRequest
 from sangam_core.geometry import Geometry
 from sangam_core.rules import check_decoding, decodes_in_blocks, keeps_kv
 from sangam_router.fleet import FleetLimits
@@ -75,7 +75,6 @@ class Wishes:
 
         Raises:
             InvalidRequest: the request can never run as it is.
-            Unavailable: the workers are configured for another block length.
         """
         num_choices = body.n or 1
         self.check_fan_out(len(prompts), num_choices)
@@ -176,12 +175,6 @@ class Wishes:
         own, limits = self._info.max_sequence_tokens, self._fleet.limits()
         if limits is None:
             return own
-        if limits.block_lengths != {self._limits.block_length}:
-            found = ", ".join(map(str, sorted(limits.block_lengths)))
-            raise Unavailable(
-                f"the workers' SANGAM_BLOCK_LENGTH ({found}) is not the router's "
-                f"({self._limits.block_length})"
-            )
         if keeps_kv(decoding.cache):
             return min(own, limits.max_sequence_tokens)
         if not self._fleet.has_colocated:
