@@ -69,6 +69,11 @@ class Fleet:
         """A worker's lease expires."""
         await self.redis.delete(self.keys.worker(worker.worker_id))
 
+    async def empty(self) -> None:
+        """What a Redis that restarts without persistence has lost: everything."""
+        keys = [key async for key in self.redis.scan_iter(f"{self.keys.prefix}*")]
+        await self.redis.delete(*keys)
+
     async def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
         return not await self.counters()

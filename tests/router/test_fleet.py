@@ -207,6 +207,32 @@ async def test_static_disaggregation_counts_the_prefill_workers_pools_only() -> 
     assert (hybrid_limits.max_sequence_tokens, static_limits.max_sequence_tokens) == (1600, 160)
 
 
+async def test_what_can_ever_fit_stays_while_leases_come_back_to_an_emptied_redis() -> None:
+    source, view = await seen(
+        lease("long", max_sequence_tokens=1600), lease("short", role=Role.DECODE, total_pages=10)
+    )
+    before = view.limits()
+    source.answering_since_seconds = source.now_seconds
+    for back in ([], [lease("q", role=Role.PREFILL, total_pages=10), source.leases[1]]):
+        source.leases = back
+        await source.snapshot()
+        assert view.limits() == before
+        assert view.can_ever_hold(demand_of(1600))
+        assert view.has_colocated
+    source.now_seconds += LEASE_SECONDS + 0.1
+    await source.snapshot()
+    assert view.limits() == FleetLimits(160, 0)
+    assert not view.can_ever_hold(demand_of(161))
+    assert not view.has_colocated
+
+
+async def test_what_can_ever_fit_shrinks_at_once_with_a_worker_that_is_lost() -> None:
+    source, view = await seen(lease("long"), lease("short", max_sequence_tokens=512))
+    source.leases = source.leases[1:]
+    await source.snapshot()
+    assert view.limits() == FleetLimits(512, 512)
+
+
 # -- losses -------------------------------------------------------------------------------
 
 

@@ -141,6 +141,31 @@ async def test_requests_wait_for_a_worker_and_are_told_when_none_comes(
             assert await asyncio.wait_for(asking, 10) == TEXT
 
 
+async def test_while_leases_return_to_an_emptied_redis_long_requests_wait(
+    leased: Fleet, model_folder: Path
+) -> None:
+    """The worker that is back takes neither of them; the one that is not took both before."""
+    short, long = StubWorker("s", epoch="se", role=Role.DECODE), StubWorker("l", answer=say(TEXT))
+    async with (
+        workers(leased, short),
+        workers(leased, long),
+        router(leased, model_folder) as (parts, client),
+    ):
+        await leased.publish(short, total_pages=6)
+        assert await ask(client) == TEXT
+        await leased.empty()
+        await leased.publish(short, total_pages=6)
+        await parts.report.refresh()
+        asking = [
+            asyncio.create_task(ask(client, max_tokens=96)),
+            asyncio.create_task(ask(client, cache="none", max_tokens=96)),
+        ]
+        await until(lambda: waits(leased))
+        assert not any(each.done() for each in asking)
+        await leased.publish(long)
+        assert await asyncio.wait_for(asyncio.gather(*asking), 10) == [TEXT, TEXT]
+
+
 async def test_a_full_line_turns_requests_away(leased: Fleet, model_folder: Path) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sangam_core.errors import Unavailable
@@ -83,6 +83,7 @@ class FleetView:
         self._grace_seconds = worker_lease_seconds
         self._clock = clock
         self._snapshot: FleetSnapshot | None = None
+        self._missing: dict[str, WorkerLoad] = {}
         self._watched: dict[tuple[str, str], asyncio.Event] = {}
         self._changed = asyncio.Event()
         ledger.observe(self.see)
@@ -103,7 +104,7 @@ class FleetView:
         """Why no request can be served now, in words for people; None when they can."""
         if self._snapshot is None:
             return "the fleet has not been seen yet: Redis has not answered"
-        active = self._active()
+        active = _active(self._snapshot.fleet)
         if not active:
             lacking = "worker"
         elif not any(worker.role.can_decode for worker in active):
@@ -140,9 +141,9 @@ class FleetView:
         return self.problem() is None
 
     def limits(self) -> FleetLimits | None:
-        """What fits into the fleet now; None while it is not ready."""
-        fleet = self._fleet()
-        active = self._active()
+        """What fits into the fleet now; None while nobody could serve."""
+        fleet = self._standing_fleet()
+        active = _active(fleet)
         if not any(worker.role.can_decode for worker in active) or not self._prefillers(active):
             return None
         has_colocated = bool(of_role(fleet.workers, Role.COLOCATED))
@@ -155,11 +156,11 @@ class FleetView:
     @property
     def has_colocated(self) -> bool:
         """Whether a request without KV (cache ``none``) has anywhere to run."""
-        return any(worker.role is Role.COLOCATED for worker in self._active())
+        return any(worker.role is Role.COLOCATED for worker in _active(self._standing_fleet()))
 
     def can_ever_hold(self, demand: Demand) -> bool:
         """Whether a block fits the workers at all (``placement.can_ever_hold``)."""
-        return can_ever_hold(self._fleet(), demand, self._policy)
+        return can_ever_hold(self._standing_fleet(), demand, self._policy)
 
     # -- losses ---------------------------------------------------------------------------
 
@@ -181,7 +182,14 @@ class FleetView:
         """Take in a snapshot; an older one than the last is dropped."""
         if self._snapshot and snapshot.taken_at_seconds < self._snapshot.taken_at_seconds:
             return
-        before, self._snapshot = self._members(), snapshot
+        before, standing = self._members(), self._standing_fleet()
+        self._snapshot = snapshot
+        present = {*snapshot.leases, *(misfit.lease.worker_id for misfit in snapshot.incompatible)}
+        self._missing = {
+            worker.worker_id: worker
+            for worker in standing.workers
+            if worker.worker_id not in present and not self._is_lost(worker.worker_id, worker.epoch)
+        }
         if self._members() != before:
             self._changed.set()
             self._changed = asyncio.Event()
@@ -204,8 +212,15 @@ class FleetView:
     def _fleet(self) -> FleetLoad:
         return self._snapshot.fleet if self._snapshot else FleetLoad(())
 
-    def _active(self) -> list[WorkerLoad]:
-        return [worker for worker in self._fleet().workers if not worker.is_draining]
+    def _standing_fleet(self) -> FleetLoad:
+        """The fleet with those that are missing from a Redis that came back empty, but not lost.
+
+        What the fleet can ever take does not change because leases return one after the other.
+        """
+        fleet = self._fleet()
+        if not self._missing:
+            return fleet
+        return replace(fleet, workers=(*fleet.workers, *self._missing.values()))
 
     def _prefillers(self, active: list[WorkerLoad]) -> list[WorkerLoad]:
         """Workers that ``place_prefill`` may choose."""
@@ -227,6 +242,10 @@ class FleetView:
             return ""
         reasons = "; ".join(sorted({each.reason for each in others}))
         return f" ({len(others)} cannot be used: {reasons})"
+
+
+def _active(fleet: FleetLoad) -> list[WorkerLoad]:
+    return [worker for worker in fleet.workers if not worker.is_draining]
 
 
 def _told_if_mixed(values: Iterable[str]) -> str:
