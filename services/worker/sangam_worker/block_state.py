@@ -4,6 +4,7 @@ Owned and changed by the scheduler only; ``work_from`` turns the wire's ``BlockS
 No torch, no clock.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -59,12 +60,13 @@ class BlockState:
     eos_ids: frozenset[int] = field(default=frozenset())
     block: range = field(init=False)
     order: tuple[float, str, int, int] = field(init=False)
+    _masked: Sequence[int] = field(init=False)
     _rows: Rows = field(init=False)
     _rows_step: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         key = self.key
-        self.block = self.geometry.block_range(key.block)
+        self._masked = self.block = self.geometry.block_range(key.block)
         self.order = (self.arrival_seconds, key.request_id, key.block, key.attempt)
 
     @property
@@ -84,6 +86,13 @@ class BlockState:
             self._rows = self.strategy.rows(self.geometry, self.key.block, step)
             self._rows_step = step
         return self._rows
+
+    def masks(self, mask_id: int) -> tuple[int, ...]:
+        """Positions of the block that are masks, ascending."""
+        # What is none any more never is one again, so fewer and fewer have to be looked at.
+        ids = self.ids
+        masked = self._masked = tuple([each for each in self._masked if ids[each] == mask_id])
+        return masked
 
     def overlay(self, commits: tuple[Commit, ...]) -> None:
         """Write committed tokens into the sequence."""

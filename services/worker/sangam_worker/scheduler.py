@@ -86,7 +86,7 @@ class Scheduler:
         self._waiting: list[BlockState] = []
         self._decodes: list[BlockState] = []
         self._parked: list[BlockState] = []
-        self._in_flight: frozenset[BlockKey] = frozenset()
+        self._running: list[BlockState] = []
         self._iteration = 0
 
     # -- what the service asks for --------------------------------------------------------
@@ -131,7 +131,7 @@ class Scheduler:
         state = self._blocks.get(key)
         if state is None:
             return False
-        if key in self._in_flight:
+        if state in self._running:
             state.is_cancelled = True
         else:
             self._drop(state)
@@ -169,21 +169,19 @@ class Scheduler:
 
     def next_plan(self) -> Plan | None:
         """The next iteration, or ``None`` when nothing can run now."""
-        assert not self._in_flight, "apply the outcome of the last plan first"
+        assert not self._running, "apply the outcome of the last plan first"
         self._unpark()
-        decodes = [self._pass(state) for state in self._decodes]
-        decode_tokens = sum(len(item.positions) for item in decodes)
+        decode_tokens = _num_rows(self._decodes)
         prefills = self._admit(decode_tokens)
-        if not decodes and not prefills:
+        running = self._running = [*self._decodes, *prefills]
+        if not running:
             return None
         self._iteration += 1
-        passes = (*decodes, *prefills)
-        self._in_flight = frozenset(item.key for item in passes)
         return Plan(
             iteration=self._iteration,
-            passes=passes,
+            passes=tuple([self._pass(state) for state in running]),
             num_decode_tokens=decode_tokens,
-            num_prefill_tokens=sum(len(item.positions) for item in prefills),
+            num_prefill_tokens=_num_rows(prefills),
         )
 
     def apply(self, outcome: Outcome) -> tuple[Progress, ...]:
@@ -192,10 +190,9 @@ class Scheduler:
         Blocks removed meanwhile, and those whose pass failed, are dropped now and not reported.
         """
         assert outcome.iteration == self._iteration, "outcomes come in the order of the plans"
-        self._in_flight = frozenset()
+        running, self._running = self._running, []
         progress = []
-        for item in outcome.passes:
-            state = self._blocks[item.key]
+        for state, item in zip(running, outcome.passes, strict=True):
             if state.is_cancelled or item.error is not None:
                 self._drop(state)
             else:
@@ -228,7 +225,7 @@ class Scheduler:
         """Let transferred decodes join, in request arrival order."""
         if not self._parked:
             return
-        decode_tokens = sum(len(state.next_rows().fed) for state in self._decodes)
+        decode_tokens = _num_rows(self._decodes)
         limit = self.transferred_decode_share * self.tau_tokens
         block_limit = self.transferred_decode_share * self.max_batch_blocks
         while self._parked and len(self._decodes) < self.max_batch_blocks:
@@ -247,7 +244,7 @@ class Scheduler:
         """Whether this iteration runs something when no transferred decode joins."""
         return bool(self._decodes) or self._waiting[0].num_pages <= self.pages.num_free
 
-    def _admit(self, decode_tokens: int) -> list[Pass]:
+    def _admit(self, decode_tokens: int) -> list[BlockState]:
         tau_tokens = self._budget(self.tau_tokens, decode_tokens, self._waiting_tokens)
         candidates = self._candidates(tau_tokens, decode_tokens)
         admission = admit(self.carried_tokens, tau_tokens, decode_tokens, candidates)
@@ -259,7 +256,7 @@ class Scheduler:
             pages = self.pages.allocate(state.num_pages)
             assert pages is not None, "a candidate's pages were counted as free"
             state.stage, state.pages = Stage.ADMITTED, pages
-        return [self._pass(state) for state in admitted]
+        return admitted
 
     def _candidates(self, tau_tokens: int, decode_tokens: int) -> list[Candidate]:
         """The waiting prefills from the head to the first that cannot be admitted."""
@@ -279,20 +276,18 @@ class Scheduler:
 
     def _pass(self, state: BlockState) -> Pass:
         rows = state.next_rows()
-        ids, block, mask_id = state.ids, state.block, self.mask_id
         counts = state.resume is None
-        tokens = enumerate(ids[block.start : block.stop], block.start) if counts else ()
         return Pass(
             key=state.key,
             positions=rows.fed,
-            tokens=_tokens_at(ids, rows.fed),
+            tokens=_tokens_at(state.ids, rows.fed),
             sees=len(rows.sees),
-            total_tokens=len(ids),
+            total_tokens=len(state.ids),
             pages=state.pages,
-            block=block,
+            block=state.block,
             block_index=state.key.block,
             step=state.step if counts else 0,
-            masked=tuple([position for position, token in tokens if token == mask_id]),
+            masked=state.masks(self.mask_id) if counts else (),
             initial_masks=state.initial_masks,
             carry=state.carry,
             decoding=state.decoding,
@@ -370,6 +365,11 @@ class Scheduler:
 
 def _order(state: BlockState) -> tuple[float, str, int, int]:
     return state.order
+
+
+def _num_rows(states: Sequence[BlockState]) -> int:
+    """Rows that the states' next passes feed."""
+    return sum([len(state.next_rows().fed) for state in states])
 
 
 def _tokens_at(ids: list[int], positions: Sequence[int]) -> list[int]:

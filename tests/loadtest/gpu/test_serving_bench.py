@@ -74,7 +74,7 @@ def test_passes_commit_as_many_as_drawn_the_lowest_masks_first(engine: Engine) -
     for item, seen in zip(plan.passes, outcome.passes, strict=True):
         assert [commit.position for commit in seen.commits] == list(item.masked[:20])
         assert {commit.token for commit in seen.commits} == {TOKEN}
-    left = tuple(replace(item, masked=item.masked[20:]) for item in plan.passes)
+    left = tuple(item._replace(masked=item.masked[20:]) for item in plan.passes)
     last = forced.launch(replace(plan, passes=left)).outcome()
     assert [len(seen.commits) for seen in last.passes] == [12, 12]
     again = forced.launch(plan).outcome()

@@ -293,7 +293,7 @@ def _committing_everything(plan: Plan) -> Plan:
 def _unrestrained(item: Pass) -> Pass:
     most = {"threshold": 0.0, "steps": 1, "factor": 1e6}
     unmasking = item.decoding.unmasking.model_copy(update=most)
-    return replace(item, decoding=item.decoding.model_copy(update={"unmasking": unmasking}))
+    return item._replace(decoding=item.decoding.model_copy(update={"unmasking": unmasking}))
 
 
 def _by_position(outcome: PassOutcome) -> dict[int, Commit]:
