@@ -137,7 +137,7 @@ async def served(model_folder: Path, places: MemoryPlaces, **changes: Any) -> As
         )
         listening = listen("127.0.0.1", 0, "test")
         listener = Listener(public_app(parts), listening)
-        server = listener.server(1.0)
+        server = listener.server(1.0, head_seconds=settings.head_seconds)
         serving = asyncio.create_task(server.serve([listening]))
         try:
             yield Served(listener.url, listener.app, metrics)

@@ -63,8 +63,8 @@ async def serve(settings: RouterSettings, model: Model) -> None:
         internal = Listener(
             internal_app(parts.public.metrics, parts.report, parts.readiness), internal_socket
         )
-        public_server = public.server(settings.shutdown_seconds)
-        internal_server = internal.server(1.0)
+        public_server = public.server(settings.shutdown_seconds, head_seconds=settings.head_seconds)
+        internal_server = internal.server(1.0, head_seconds=settings.head_seconds)
         async with asyncio.TaskGroup() as group:
             serving_public = group.create_task(public_server.serve([public_socket]))
             serving_internal = group.create_task(internal_server.serve([internal_socket]))

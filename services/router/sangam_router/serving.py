@@ -15,6 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from sangam_core.errors import ConfigurationError
+from sangam_router.connection import MAX_HEAD_BYTES, connections
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
@@ -44,12 +45,13 @@ class Listener:
         host, port = self.listening.getsockname()[:2]
         return f"http://{host}:{port}"
 
-    def server(self, shutdown_seconds: float) -> QuietServer:
+    def server(self, shutdown_seconds: float, *, head_seconds: float) -> QuietServer:
         """The server; not started."""
         config = uvicorn.Config(
             self.app,
             # The framing that the gate checks is h11's; httptools reads some of it differently.
-            http="h11",
+            http=connections(head_seconds),
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="off",
             log_config=None,

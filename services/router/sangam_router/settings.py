@@ -113,6 +113,9 @@ class RouterSettings(ServiceSettings):
     """Largest request body (413 beyond): a 128k-token prompt as text is about 500 kB."""
     body_seconds: Seconds = 20.0
     """Time a client has to send its body (408 then), against bodies that never end."""
+    head_seconds: Seconds = 20.0
+    """Time a client has to send a request's head, from connecting or, on a kept connection, from
+    its first byte on (408 then), against heads that never end."""
     max_fan_out: Annotated[int, Field(ge=1)] = 64
     """Answers one HTTP request may ask for (prompts x n; 400 beyond)."""
     max_waiting: Annotated[int, Field(ge=1)] = 1024
