@@ -27,13 +27,9 @@ async def router(
     leased: Fleet, model_folder: Path, **changes: Any
 ) -> AsyncIterator[tuple[Parts, httpx.AsyncClient]]:
     """A whole router without its sockets, and a client of its public port."""
+    seconds = {"router_lease_seconds": 1.0, "fleet_refresh_seconds": 0.05, "poll_seconds": 0.05}
     settings = router_settings(
-        redis_url=leased.url,
-        redis_namespace=leased.namespace,
-        router_lease_seconds=1.0,
-        fleet_refresh_seconds=0.05,
-        poll_seconds=0.05,
-        **changes,
+        redis_url=leased.url, redis_namespace=leased.namespace, **(seconds | changes)
     )
     model = Model.read(settings.model_copy(update={"model": str(model_folder)}))
     async with running(settings, model) as parts:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.router.leases import Fleet
+from tests.router.leases import Fleet, until
 from tests.router.stub_worker import StubWorker
 from tests.router.test_ledger_places import router
 
@@ -24,10 +24,15 @@ async def ask(parts: Parts, path: str) -> httpx.Response:
 
 async def targets(leased: Fleet, model_folder: Path) -> list[dict[str, Any]]:
     async with router(leased, model_folder) as (parts, _):
+        await until(lambda: has_seen_the_fleet(parts))
         response = await ask(parts, PATH)
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     return sorted(response.json(), key=lambda group: str(group["targets"]))
+
+
+async def has_seen_the_fleet(parts: Parts) -> bool:
+    return parts.readiness.problem() is None
 
 
 async def test_every_worker_is_a_target_under_its_registered_address(
@@ -58,6 +63,19 @@ async def test_a_worker_of_another_version_is_scraped_too(
     assert [group["targets"] for group in await targets(leased, model_folder)] == [
         ["10.0.0.8:21034"]
     ]
+
+
+async def test_what_was_seen_last_is_told_without_asking_redis(
+    leased: Fleet, model_folder: Path
+) -> None:
+    await leased.publish(StubWorker("a"))
+    async with router(leased, model_folder, fleet_refresh_seconds=3600) as (parts, _):
+        await until(lambda: has_seen_the_fleet(parts))
+        await leased.publish(StubWorker("b"))
+        before = (await ask(parts, PATH)).json()
+        assert (await ask(parts, "/admin/fleet")).status_code == 200  # this one asks
+        after = (await ask(parts, PATH)).json()
+    assert (len(before), len(after)) == (1, 2)
 
 
 async def test_an_empty_fleet_is_an_empty_list(leased: Fleet, model_folder: Path) -> None:
