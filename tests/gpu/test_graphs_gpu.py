@@ -197,8 +197,9 @@ def test_replayed_outcomes_are_those_of_the_replayed_logits() -> None:
         a_decoding(temperature=0.8, seed=5),
         a_decoding(UnmaskingRule.TOPK_MARGIN, steps=2),
     ]
-    for item, decoding in zip(decodes, decodings, strict=True):
-        object.__setattr__(item, "decoding", decoding)
+    decodes = [
+        item._replace(decoding=decoding) for item, decoding in zip(decodes, decodings, strict=True)
+    ]
     for passes in (decodes, decodes[1:2], [decodes[0], decodes[2]]):
         logits = engine.replay(a_plan(*passes))
         outcome = engine.launch(a_plan(*passes)).outcome()
@@ -260,7 +261,8 @@ def test_a_launch_that_fails_leaves_nothing_running(buckets: Sequence[int]) -> N
         busy = (busy @ busy).div_(90)
     behind = torch.cuda.Event()
     behind.record()
-    object.__setattr__(decodes[1], "decoding", None)  # the sampler fails, behind the pass
+    # The sampler fails, behind the pass.
+    decodes[1] = decodes[1]._replace(decoding=None)  # type: ignore[arg-type]
     with pytest.raises(AttributeError):
         engine.launch(a_plan(*decodes))
     assert behind.query()

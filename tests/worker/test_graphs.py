@@ -170,8 +170,9 @@ def test_rows_that_are_drawn_are_drawn_alike() -> None:
         a_decoding(),
         a_decoding(UnmaskingRule.TOPK_MARGIN, steps=2, temperature=0.4, seed=7),
     ]
-    for item, decoding in zip(decodes, decodings, strict=True):
-        object.__setattr__(item, "decoding", decoding)
+    decodes = [
+        item._replace(decoding=decoding) for item, decoding in zip(decodes, decodings, strict=True)
+    ]
     assert committed(graphs, decodes) == committed(eager, decodes)
 
 
@@ -199,9 +200,10 @@ def test_new_tokens_are_seen_though_nothing_is_planned() -> None:
     decodes = prefilled(eager, graphs, num_blocks=3)
     answers, masked = [], [list(item.tokens) for item in decodes]
     for token in (5, 77):
-        for item, tokens in zip(decodes, masked, strict=True):
-            fed = [token if each == 280 else each for each in tokens]
-            object.__setattr__(item, "tokens", fed)
+        decodes = [
+            item._replace(tokens=[token if each == 280 else each for each in tokens])
+            for item, tokens in zip(decodes, masked, strict=True)
+        ]
         answers.append(committed(graphs, decodes))
         assert answers[-1] == committed(eager, decodes)
     assert answers[0] != answers[1]

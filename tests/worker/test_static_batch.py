@@ -161,9 +161,10 @@ def test_arrays_stay_where_they_are() -> None:
 def test_tokens_alone_can_be_sent() -> None:
     batch, passes = a_batch(), mixed_decodes()
     sent(batch, passes)
-    others = [a_decode(9, pages=item.pages) for item in passes]
-    for number, item in enumerate(others):
-        object.__setattr__(item, "tokens", [number + 5] * BLOCK)
+    others = [
+        a_decode(9, pages=item.pages)._replace(tokens=[number + 5] * BLOCK)
+        for number, item in enumerate(passes)
+    ]
     kept = batch.positions.clone()
     batch.feed(others)
     batch.send(None)
