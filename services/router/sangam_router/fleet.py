@@ -162,6 +162,11 @@ class FleetView:
         """Whether a block fits the workers at all (``placement.can_ever_hold``)."""
         return can_ever_hold(self._standing_fleet(), demand, self._policy)
 
+    def longest_tokens(self, demand: Demand) -> float:
+        """The longest sequence that the workers take of a request that runs as this one does."""
+        keeps_kv = not demand.needs_colocated
+        return longest_tokens(self._standing_fleet(), self._policy, keeps_kv=keeps_kv)
+
     # -- losses ---------------------------------------------------------------------------
 
     def lost(self, worker_id: str, epoch: str) -> asyncio.Event:

@@ -48,8 +48,8 @@ class LedgerPlaces:
         if is_new and not self._fleet.can_ever_hold(demand):
             raise InvalidRequest(
                 f"max_tokens: prompt and answer are {demand.cost_tokens} tokens "
-                f"({demand.num_pages} KV pages), more than the workers take; lower it, or shorten "
-                "the prompt",
+                f"({demand.num_pages} KV pages), and this server's workers take "
+                f"{self._fleet.longest_tokens(demand):g} at most; lower it, or shorten the prompt",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

@@ -29,6 +29,7 @@ class MemoryLedger:
     num_writes: int = 0
     is_away: bool = False
     refuses: str = ""
+    is_unsure: bool = False
 
     async def write(self, wish: Wish) -> Decision:
         self.num_writes += 1
@@ -37,6 +38,8 @@ class MemoryLedger:
         if self.num_bugs:
             self.num_bugs -= 1
             raise RuntimeError("a script that has a bug")
+        if self.is_unsure:
+            return Decision(Verdict.UNSURE)
         if wish.objection or self.refuses:
             return Decision(Verdict.REFUSED, wish.objection or self.refuses)
         known = self.wishes.get(wish.worker_id)
@@ -246,6 +249,38 @@ async def test_a_refusal_is_logged_and_counted_once_and_tried_again() -> None:
                 await until(lambda: scene.ledger.role() == "prefill", "granted in the end")
     told = [entry for entry in logs if entry["event"] == "desired state refused"]
     assert [entry["reason"] for entry in told] == ["unknown_role", "last_decode_worker"]
+
+
+async def test_what_was_said_of_a_pod_is_forgotten_with_it() -> None:
+    name, refused = "sangam_desired_role_refused_total", {"sangam.io/role": "chef"}
+    async with a_fake_api_server() as server, a_scene(server, resync_seconds=0.02) as scene:
+
+        async def is_told(count: int) -> None:
+            await until(
+                lambda: scene.counted(name, reason="unknown_role") == count, f"told {count} times"
+            )
+
+        await server.put(a_pod("u1", annotations=refused))
+        await is_told(1)
+        await server.remove("u1")
+        await server.put(a_pod("u2", name="p-2"))
+        await until(lambda: "u2" in scene.ledger.wishes, "the removal is seen")
+        await server.put(a_pod("u1", annotations=refused))
+        await is_told(2)
+
+
+async def test_a_decision_that_waits_for_leases_is_no_refusal() -> None:
+    async with a_fake_api_server() as server:
+        await server.put(a_pod(annotations={"sangam.io/role": "decode"}))
+        with capture_logs() as logs:
+            async with a_scene(server, resync_seconds=0.02) as scene:
+                scene.ledger.is_unsure = True
+                await until(lambda: scene.ledger.num_writes > 3, "asked again")
+                scene.ledger.is_unsure = False
+                await until(lambda: scene.ledger.role() == "decode", "granted in the end")
+                assert not scene.counted("sangam_desired_role_refused_total", reason="")
+                assert scene.watcher.status.problem is None
+    assert "desired state refused" not in [entry["event"] for entry in logs]
 
 
 async def test_without_any_way_to_an_api_server_the_start_says_so(

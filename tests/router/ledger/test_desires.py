@@ -11,6 +11,8 @@ from sangam_router.ledger.desires import Decision, Desires, Verdict, Wish
 
 pytestmark = pytest.mark.integration
 
+SETTLE_SECONDS = 5.0
+
 
 def a_wish(worker_id: str = "w", version: int | str = 1, **changes: Any) -> Wish:
     values: dict[str, Any] = {
@@ -33,7 +35,14 @@ async def refused(world: World, worker_id: str = "w") -> dict[str, str]:
 
 
 def desires_of(world: World) -> Desires:
-    return Desires(world.redis, world.keys)
+    return Desires(world.redis, world.keys, settle_seconds=SETTLE_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+async def settled(world: World) -> None:
+    """A router has been here for long."""
+    await world.router().heartbeat()
+    await world.age(SETTLE_SECONDS + 2)
 
 
 async def test_a_wish_is_written_and_expires(world: World) -> None:
@@ -150,3 +159,39 @@ async def test_routers_agree_in_whatever_order_they_see_events(
     assert (await desired(world, "a"))["role"] == "decode"
     assert (await desired(world, "b"))["role"] == "decode"
     assert await refused(world, "a") == await refused(world, "b") == {}
+
+
+async def test_while_leases_return_to_an_emptied_redis_nobody_is_taken_for_the_last(
+    world: World,
+) -> None:
+    """What a worker's pod asks for is written again at a resync, before the others are back."""
+    await world.publish(lease("p"), lease("d", role=Role.DECODE))
+    router, desires = world.router("a"), desires_of(world)
+    wish = a_wish("p", role="prefill")
+    assert (await desires.write(wish)).verdict is Verdict.APPLIED
+    await world.empty()
+    assert await desires.write(wish) == Decision(Verdict.UNSURE), "no router is back"
+    await router.heartbeat()
+    assert await desires.write(wish) == Decision(Verdict.UNSURE), "it booted as a decoder"
+    assert await refused(world, "p") == {} == await desired(world, "p")
+    await world.publish(lease("p", role=Role.PREFILL))
+    assert await desires.write(wish) == Decision(Verdict.APPLIED), "a prefill worker stays one"
+    drain = a_wish("c", role="colocated", is_drained=True)
+    assert await desires.write(drain) == Decision(Verdict.UNSURE)
+    assert await refused(world, "c") == {} == await desired(world, "c")
+    await world.publish(lease("d", role=Role.DECODE))
+    assert await desires.write(drain) == Decision(Verdict.APPLIED)
+
+
+async def test_after_leases_had_time_to_return_the_last_worker_that_decodes_stays(
+    world: World,
+) -> None:
+    await world.empty()
+    await world.publish(lease("w"))
+    await world.router("a").heartbeat()
+    drain = a_wish(is_drained=True)
+    assert (await desires_of(world).write(drain)).verdict is Verdict.UNSURE
+    await world.age(SETTLE_SECONDS + 2)
+    assert (await desires_of(world).write(drain)).reason == "last_decode_worker"
+    await world.redis.delete(f"{world.keys.prefix}born")  # as routers of older versions leave it
+    assert (await desires_of(world).write(drain)).reason == "last_decode_worker"

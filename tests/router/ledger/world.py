@@ -102,6 +102,11 @@ class World:
         if keys:
             await self.redis.delete(*keys)
 
+    async def age(self, seconds: float) -> None:
+        """Let the data be older: as if Redis had been emptied longer ago."""
+        key = f"{self.keys.prefix}born"
+        await self.redis.set(key, int(await self.redis.get(key)) - round(seconds))
+
     async def audit(self) -> Audit:
         """The ledger as a router that had nothing to do with it sees it."""
         return await self.router("auditor").audit()

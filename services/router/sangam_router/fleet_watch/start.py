@@ -37,7 +37,11 @@ async def fleet_watcher(
     try:
         yield FleetWatcher(
             pods,
-            Desires(redis, LedgerKeys(settings.redis_namespace)),
+            Desires(
+                redis,
+                LedgerKeys(settings.redis_namespace),
+                settle_seconds=settings.worker_lease_seconds,
+            ),
             metrics.fleet_watch,
             resync_seconds=settings.kubernetes_resync_seconds,
         )

@@ -134,6 +134,7 @@ class FleetWatcher:
         listed = await self._pods.list()
         wishes = [wish for pod in listed.pods if (wish := wish_of(pod)) is not None]
         self._wishes = {wish.worker_id: wish for wish in wishes}
+        self._told = {each: what for each, what in self._told.items() if each in self._wishes}
         self._heard()
         await self._write(wishes)
         return listed.version
@@ -153,10 +154,15 @@ class FleetWatcher:
             return
         wish = None if event.kind == "DELETED" else wish_of(event.pod)
         if wish is None:
-            self._wishes.pop(event.pod["metadata"]["uid"], None)
+            self._forget(event.pod["metadata"]["uid"])
             return
         self._wishes[wish.worker_id] = wish
         await self._write([wish])
+
+    def _forget(self, worker_id: str) -> None:
+        """A pod is gone, or going, and never comes back under this id."""
+        self._wishes.pop(worker_id, None)
+        self._told.pop(worker_id, None)
 
     def _heard(self) -> None:
         self._heard_at = self._clock()
@@ -197,11 +203,14 @@ class FleetWatcher:
 
     def _tell(self, wish: Wish, decision: Decision) -> None:
         """Log and count a decision, once."""
+        if wish.worker_id not in self._wishes:  # its pod has gone while it was written
+            return
         news = {"pod": wish.name, "role": wish.role, "is_drained": wish.is_drained}
         if decision.verdict is Verdict.APPLIED:
             _log.info("desired state", **news)
         if decision.verdict is not Verdict.REFUSED:
-            self._told.pop(wish.worker_id, None)
+            if decision.verdict is not Verdict.UNSURE:  # the next resync asks again
+                self._told.pop(wish.worker_id, None)
             return
         what = (f"{wish.role}/{wish.is_drained}", decision.reason)
         if self._told.get(wish.worker_id) != what:

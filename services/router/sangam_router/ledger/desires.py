@@ -2,7 +2,9 @@
 
 The script (``lua/desire.lua``) decides, so that any number of routers that see the same pods in
 different orders agree: an older wish never overwrites a newer one, and the last worker that
-decodes is neither made a prefill worker nor drained. Called by ``fleet_watch``.
+decodes is neither made a prefill worker nor drained. While leases return to a Redis that has lost
+its data, which worker is the last cannot be told, and nothing is decided. Called by
+``fleet_watch``.
 """
 
 from dataclasses import dataclass
@@ -46,6 +48,8 @@ class Verdict(StrEnum):
     STALE = "stale"
     """A newer one is known."""
     REFUSED = "refused"
+    UNSURE = "unsure"
+    """Nothing was written: it looks like the last worker that decodes, and others may return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,15 @@ class Decision:
 
 
 class Desires:
-    """Writes wishes under one namespace."""
+    """Writes wishes under one namespace.
 
-    def __init__(self, redis: Client, keys: LedgerKeys) -> None:
+    Args:
+        settle_seconds: within these, workers that live have their leases back after Redis lost
+            its data.
+    """
+
+    def __init__(self, redis: Client, keys: LedgerKeys, *, settle_seconds: float) -> None:
+        self._settle_seconds = settle_seconds
         self._runner = ScriptRunner(redis, keys.prefix)
 
     async def write(self, wish: Wish) -> Decision:
@@ -76,6 +86,7 @@ class Desires:
             wish.boot_role.value,
             wish.objection,
             _EXPIRY_SECONDS * 1000,
+            repr(self._settle_seconds),
         )
         try:
             verdict, reason = await self._runner.run(Script.DESIRE, arguments)

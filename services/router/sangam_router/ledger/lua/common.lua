@@ -4,7 +4,8 @@
 --   workers, worker:ID        leases, written by the workers (sangam_core/lease.py)
 --   desired:ID, refused:ID    what operators want of workers, and what was not granted (desire.lua)
 --   router:OWNER              a router's lease: its fence, with expiry
---   generation                a random word, set when missing: tells an emptied Redis
+--   generation, born          a random word, set when missing: tells an emptied Redis; and since when
+--                             (seconds of the server's clock) it is there
 --   routers                   hash OWNER -> service, of every router not reaped yet
 --   records:OWNER             hash SERIAL:load | SERIAL:pages | SERIAL:blocks -> record (see
 --                             encode_record)

@@ -1,8 +1,8 @@
 -- What an operator wants of a worker, written only over an older wish. ARGV: worker, role,
 -- is_drained (0, 1), version, the role it boots in, why the wish cannot be granted (or ''),
--- expiry in milliseconds.
--- Returns 'stale', 'kept', 'applied' or 'refused', and the reason of a refusal.
-local worker, role, is_drained, version, boot_role, objection, expiry = unpack(ARGV)
+-- expiry in milliseconds, seconds in which workers' leases are back after Redis lost its data.
+-- Returns 'stale', 'kept', 'applied', 'refused' or 'unsure', and the reason of a refusal.
+local worker, role, is_drained, version, boot_role, objection, expiry, settle_seconds = unpack(ARGV)
 local desired, refused = P .. 'desired:' .. worker, P .. 'refused:' .. worker
 
 -- Versions are decimal numbers, too long for Lua's.
@@ -39,12 +39,22 @@ local function write(key, ...)
   redis.call('PEXPIRE', key, expiry)
 end
 
+-- Whether every worker that lives has its lease here. Without a generation no router has been here
+-- yet; routers of versions that write no birth leave it unknown, which counts as long ago.
+local function has_settled()
+  if redis.call('EXISTS', P .. 'generation') == 0 then return false end
+  local born = tonumber(redis.call('GET', P .. 'born') or 0)
+  return tonumber(redis.call('TIME')[1]) - born > tonumber(settle_seconds)
+end
+
 if is_newer(redis.call('HGET', desired, 'version'), version)
     or is_newer(redis.call('HGET', refused, 'version'), version) then
   return {'stale', ''}
 end
 
 if objection == '' and not can_decode(role, is_drained) and is_last_to_decode() then
+  -- Others may decode, and not be back yet.
+  if not has_settled() then return {'unsure', ''} end
   objection = 'last_decode_worker'
 end
 if objection ~= '' then

@@ -5,5 +5,7 @@ local owner, fence, lease_ms, service = unpack(ARGV)
 local had_lease = router_is_live(owner) and 1 or 0
 redis.call('SET', P .. 'router:' .. owner, fence, 'PX', lease_ms)
 redis.call('HSET', P .. 'routers', owner, service)
-redis.call('SET', P .. 'generation', fence, 'NX')
+if redis.call('SET', P .. 'generation', fence, 'NX') then
+  redis.call('SET', P .. 'born', redis.call('TIME')[1])
+end
 return {had_lease, redis.call('GET', P .. 'generation')}
