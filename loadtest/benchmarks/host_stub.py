@@ -25,7 +25,7 @@ from sangam_worker.graphs.buckets import is_capturable
 from sangam_worker.graphs.static_batch import LayoutKey, StaticBatch, layout_key
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.random_models import random_config
-from sangam_worker.packing import pack, rows_that_predict
+from sangam_worker.packing import pack, padded, rows_that_predict
 from sangam_worker.plan import Outcome, Pass, Plan
 from sangam_worker.sampling.sampler import Proposals, Sampler
 from sangam_worker.scheduler import Scheduler
@@ -166,8 +166,9 @@ class Host:
         """What the sampler asks the device for; the device answers at once."""
         if not _has_graph(plan):
             return self.sampler.launch(self.logits, plan.passes)
-        at = rows_that_predict(plan.passes, self.config.family)
-        return self.sampler.launch(self.logits, plan.passes, at)
+        # Issued behind the replay, as the head's rows are.
+        num_rows = len(padded(rows_that_predict(plan.passes, self.config.family)))
+        return self.sampler.launch(self.logits[:num_rows], plan.passes)
 
 
 def _has_graph(plan: Plan) -> bool:

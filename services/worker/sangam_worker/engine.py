@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
-from sangam_worker.attention.layout import Int64s
 from sangam_worker.attention.protocol import Attention, AttentionBackend
 from sangam_worker.graphs.buckets import BLOCK_TOKENS
 from sangam_worker.graphs.capture import Capture, CudaCapture
@@ -22,9 +21,8 @@ from sangam_worker.graphs.runner import GraphRunner, Progress
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.launched import DeviceSpan, HostIteration, LaunchedIteration
 from sangam_worker.models.description import ModelConfig
-from sangam_worker.models.linear import padded_rows
 from sangam_worker.models.transformer import Transformer
-from sangam_worker.packing import pack
+from sangam_worker.packing import pack, padded, rows_that_predict
 from sangam_worker.plan import Launched, Outcome, Plan
 from sangam_worker.sampling.greedy import greedy_kernel
 from sangam_worker.sampling.sampler import Proposals, Sampler
@@ -137,7 +135,7 @@ class Engine:
         prepared = None if self._graphs is None else self._graphs.prepare(plan.passes)
         if prepared is not None:
             span.begin()
-            return self._sampler.launch(prepared.replay(), plan.passes, prepared.at)
+            return self._sampler.launch(prepared.replay(), plan.passes)
         run = self._prepare(plan)
         span.begin()
         return self._sampler.launch(run(), plan.passes)
@@ -159,9 +157,7 @@ class Engine:
         prepared = None if self._graphs is None else self._graphs.prepare(plan.passes)
         if prepared is None:
             return None
-        return prepared.replay().index_select(
-            0, sent_together([prepared.at], np.int64, self.kv_pool.device)[0]
-        )
+        return prepared.replay()[: len(rows_that_predict(plan.passes, self.model_config.family))]
 
     def _claim_thread(self) -> None:
         """Settings of the calling thread's own, whatever they were before."""
@@ -178,7 +174,7 @@ class Engine:
         self._attention.plan(batch.layout)
         num_head_rows = len(batch.head_rows)
         tokens, positions, head_rows = sent_together(
-            [_padded(rows) for rows in (batch.tokens, batch.positions, batch.head_rows)],
+            [padded(rows) for rows in (batch.tokens, batch.positions, batch.head_rows)],
             np.int64,
             self.kv_pool.device,
         )
@@ -190,10 +186,3 @@ class Engine:
             head_rows if num_head_rows else None,
             self._attention,
         )
-
-
-def _padded(rows: Int64s) -> Int64s:
-    """Zeros behind the rows, up to the padded row count."""
-    padded = np.zeros(padded_rows(len(rows)), dtype=np.int64)
-    padded[: len(rows)] = rows
-    return padded

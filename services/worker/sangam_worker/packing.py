@@ -14,6 +14,7 @@ import numpy as np
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_core.rules import Family
 from sangam_worker.attention.layout import AttentionLayout, Int64s
+from sangam_worker.models.linear import padded_rows
 from sangam_worker.plan import Pass
 from sangam_worker.sampling.rules import committable
 
@@ -67,6 +68,13 @@ def rows_that_predict(passes: Sequence[Pass], family: Family) -> Int64s:
         rows += _predicting_rows(item, first_row, family)
         first_row += len(item.positions)
     return np.array(rows, dtype=np.int64)
+
+
+def padded(rows: Int64s) -> Int64s:
+    """Zeros behind the rows, up to the padded row count of products."""
+    with_zeros = np.zeros(padded_rows(len(rows)), dtype=np.int64)
+    with_zeros[: len(rows)] = rows
+    return with_zeros
 
 
 def _predicting_rows(item: Pass, first_row: int, family: Family) -> list[int]:

@@ -155,14 +155,18 @@ def graph_bytes(
     FA2's partial results are among them: from 27 blocks of Dream-7B on (52 of LLaDA-8B) they exceed
     FlashInfer's usual workspace.
 
+    Their logits are not: the head is issued behind a graph, and its rows are no more than those
+    of ``activation_bytes``.
+
     Args:
-        buckets: numbers of blocks that are captured. Every row of theirs goes through the head.
+        buckets: numbers of blocks that are captured.
     """
     if not buckets:
         return 0
     largest, width = max(buckets), kernel_dim(config.head_dim)
-    logits = config.vocab_size * NUMBER_BYTES[number_format]
-    tensors = largest * block_tokens * (_bytes_per_row(config, number_format) + logits)
+    # What is kept for good: the answers of attention, and what the head takes.
+    kept = (config.num_heads * width + config.hidden_size) * NUMBER_BYTES[number_format]
+    tensors = largest * block_tokens * (_bytes_per_row(config, number_format) + kept)
     partial = graph_workspace_bytes(
         config.num_heads, config.num_kv_heads, width, largest, block_tokens
     )

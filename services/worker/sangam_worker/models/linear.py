@@ -50,10 +50,6 @@ class Linear(Protocol):
         """The product plus ``other`` ``[rows, out]``."""
         ...
 
-    def into(self, x: Tensor, result: Tensor) -> None:
-        """Write the product over ``result`` ``[rows, out]``."""
-        ...
-
 
 class PlainLinear:
     """Any device and dtype."""
@@ -81,13 +77,6 @@ class PlainLinear:
             return torch.addmm(other, x, self._weight)
         return self(x).add_(other)
 
-    def into(self, x: Tensor, result: Tensor) -> None:
-        """Write the product over ``result``, without a copy."""
-        if self._bias is None:
-            torch.mm(x, self._weight, out=result)
-        else:
-            torch.addmm(self._bias, x, self._weight, out=result)
-
 
 class PackedLinear:
     """float32 on a CPU, weights in oneDNN's layout (the operators that torch.compile emits)."""
@@ -111,10 +100,6 @@ class PackedLinear:
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """The product plus ``other``."""
         return _binary(x, other, self._weight, self._bias, "add")
-
-    def into(self, x: Tensor, result: Tensor) -> None:
-        """Write the product over ``result``."""
-        result.copy_(self(x))
 
 
 def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None, attribute: str) -> Tensor:

@@ -60,6 +60,11 @@ class Transformer:
         """Make sure that positions below ``num_positions`` can be rotated."""
         self._operators.reserve(num_positions)
 
+    @property
+    def no_logits(self) -> Tensor:
+        """Of a pass in which nothing can commit: ``[0, vocab]``."""
+        return self._embedding.new_empty(0, self._config.vocab_size)
+
     def forward(
         self, tokens: Tensor, positions: Tensor, head_rows: Tensor | None, attention: Attention
     ) -> Tensor:
@@ -78,7 +83,7 @@ class Transformer:
         k, v = self._keys_values(layer, normed, rotation)
         if head_rows is None:
             attention.write(k, v, last)
-            return x.new_empty(0, self._config.vocab_size)
+            return self.no_logits
         assert layer.q is not None
         x, normed = x.index_select(0, head_rows), normed.index_select(0, head_rows)
         q = rotation.select(head_rows)(self._heads(layer.q(normed)))
@@ -87,21 +92,29 @@ class Transformer:
         return self._head(normed)
 
     def forward_every_row(
-        self, tokens: Tensor, positions: Tensor, attention: Attention, logits: Tensor
+        self, tokens: Tensor, positions: Tensor, attention: Attention, normed: Tensor
     ) -> None:
-        """The same where every row wants logits: nothing depends on which ones can commit.
+        """The same up to the head, of every row: nothing depends on which ones can commit.
 
         Args:
-            logits: ``[rows, vocab]``, written over: memory that the caller keeps.
+            normed: ``[rows, hidden]``, written over: memory that the caller keeps. What
+                ``logits_of`` takes.
         """
-        x, normed, rotation = self._below_last(tokens, positions, attention)
+        x, rows, rotation = self._below_last(tokens, positions, attention)
         layer, last = self._layers[-1], len(self._layers) - 1
-        k, v = self._keys_values(layer, normed, rotation)
+        k, v = self._keys_values(layer, rows, rotation)
         assert layer.q is not None
-        q = rotation(self._heads(layer.q(normed)))
+        q = rotation(self._heads(layer.q(rows)))
         mixed = attention.run(q, k, v, last)
-        _, normed = self._finish(layer, mixed, x, self._final_norm, is_final=True)
-        self._head.into(normed, logits)
+        normed.copy_(self._finish(layer, mixed, x, self._final_norm, is_final=True)[1])
+
+    def logits_of(self, normed: Tensor, rows: Tensor) -> Tensor:
+        """The head, ``[len(rows), vocab]``.
+
+        Args:
+            normed: of ``forward_every_row``. rows: padded to a multiple of ``MIN_ROWS``.
+        """
+        return self._head(normed.index_select(0, rows))
 
     def _below_last(
         self, tokens: Tensor, positions: Tensor, attention: Attention

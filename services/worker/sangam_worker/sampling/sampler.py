@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sangam_core.decoding import Commit, Decoding, UnmaskingRule
 from sangam_core.rules import Family
-from sangam_worker.attention.layout import Int64s
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.plan import Pass, PassOutcome
@@ -50,20 +49,11 @@ class _Rows:
     Attributes:
         positions: of each pass. groups: numbers of the rows that are drawn alike.
         keys: noise keys, 0 for greedy rows.
-        at: where in the logits each row is; ``None`` where they are the first ones, in order.
     """
 
     positions: list[tuple[int, ...]]
     groups: dict[Draw, list[int]]
     keys: list[int]
-    at: Int64s | None
-
-    def places(self, rows: Sequence[int]) -> list[int]:
-        """Where in the logits some rows are."""
-        if self.at is None:
-            return list(rows)
-        places: list[int] = self.at[rows].tolist()
-        return places
 
 
 class Sampler:
@@ -85,17 +75,14 @@ class Sampler:
         """Decide what commits, and wait for it: ``launch`` and its ``outcomes``."""
         return self.launch(logits, passes).outcomes()
 
-    def launch(
-        self, logits: Tensor, passes: Sequence[Pass], at: Int64s | None = None
-    ) -> "Proposals":
+    def launch(self, logits: Tensor, passes: Sequence[Pass]) -> "Proposals":
         """Have the device propose a token for every row that can commit.
 
         Args:
-            logits: ``[rows, vocab]``. Without ``at`` a row for each pass's committable positions in
-                order, then padding rows.
-            at: where in the logits those rows are.
+            logits: ``[rows, vocab]``, a row for each pass's committable positions in order, then
+                padding rows.
         """
-        rows = self._rows(passes, at)
+        rows = self._rows(passes)
         figures = self._figures(logits, rows)
         is_read_once = figures is not None and self._is_read_once(rows)
         return Proposals(
@@ -107,7 +94,7 @@ class Sampler:
             is_read_once=is_read_once,
         )
 
-    def _rows(self, passes: Sequence[Pass], at: Int64s | None) -> _Rows:
+    def _rows(self, passes: Sequence[Pass]) -> _Rows:
         positions = [committable(item, self._config.family) for item in passes]
         groups: dict[Draw, list[int]] = {}
         keys: list[int] = []
@@ -117,24 +104,17 @@ class Sampler:
             draw = _draw(item.decoding, self._config.family)
             groups.setdefault(draw, []).extend(range(len(keys), len(keys) + len(own)))
             keys += [0] * len(own) if draw.is_greedy else _row_keys(item, own)
-        return _Rows(positions, groups, keys, at)
+        return _Rows(positions, groups, keys)
 
     def _is_read_once(self, rows: _Rows) -> bool:
         return self._kernel is not None and any(is_served(draw) for draw in rows.groups)
 
     def _figures(self, logits: Tensor, rows: _Rows) -> Tensor | None:
-        """What the host needs to know, float64, a row each; ``None`` where nothing can commit.
-
-        The kernel's figures are of every row of the logits, torch's of those that can commit.
-        """
+        """What the host needs to know, float64, a row each; ``None`` where nothing can commit."""
         if not rows.keys:
             return None
         if self._is_read_once(rows):
             return self._read_once(logits, rows)
-        if rows.at is not None:
-            places = _padded(rows.places(range(len(rows.keys))))
-            logits = logits.index_select(0, _sent(places, logits.device))
-            rows = _Rows(rows.positions, rows.groups, rows.keys, None)
         if len(rows.groups) == 1:
             # Nearly every iteration: no need to pick the rows, the padding comes along.
             (draw,) = rows.groups
@@ -154,12 +134,12 @@ class Sampler:
         for draw in rows.groups:
             if not is_served(draw):
                 self._propose_into(summary[:, :2], logits, draw, rows)
-        return summary if rows.at is not None else summary[: len(rows.keys)]
+        return summary[: len(rows.keys)]
 
     def _propose_into(self, proposed: Tensor, logits: Tensor, draw: Draw, rows: _Rows) -> None:
         """Write token and confidence of the rows of one draw over ``[rows of the logits, 2]``."""
         own = _padded(rows.groups[draw])
-        index = _sent(rows.places(own), logits.device)
+        index = _sent(own, logits.device)
         group = self._propose(logits[index], draw, [rows.keys[row] for row in own])
         proposed.index_copy_(0, index, group)
 
@@ -202,8 +182,6 @@ class Proposals:
         # The device waits for the next pass meanwhile: on a few hundred figures numpy takes half of
         # torch's time, and far less where other threads have had the caches.
         figures = self.copied.wait().numpy()
-        if self.is_read_once and self.rows.at is not None:
-            figures = figures.take(self.rows.at, axis=0)
         confidences = self._confidences(figures) if self.is_read_once else figures[:, 1]
         return figures[:, Column.TOKEN].tolist(), confidences.tolist()
 
