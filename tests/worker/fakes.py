@@ -197,16 +197,25 @@ class GatedTransport:
         return self.inner.staging_bytes
 
     @property
-    def receives_at_once(self) -> int:
-        return self.inner.receives_at_once
+    def transfers_each_way(self) -> int:
+        return self.inner.transfers_each_way
+
+    @property
+    def pairs_each_way(self) -> int:
+        return self.inner.pairs_each_way
 
     def offer(self) -> str:
         return self.inner.offer()
 
     def connect(
-        self, side: Side, communicator: str, offer: str, timeout_seconds: float
+        self,
+        side: Side,
+        communicator: str,
+        offer: str,
+        timeout_seconds: float,
+        given_up: threading.Event | None = None,
     ) -> KVChannel:
-        channel = self.inner.connect(side, communicator, offer, timeout_seconds)
+        channel = self.inner.connect(side, communicator, offer, timeout_seconds, given_up)
         return GatedChannel(self, channel)
 
     def close(self) -> None:

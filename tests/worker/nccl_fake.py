@@ -2,8 +2,12 @@
 
 Every call is bound against the installed release's signatures. As in NCCL, a non-blocking call
 returns at once and is queued on its stream only when the state, asked for often enough, has become
-"success"; a call before that is misuse. Operations of one direction meet in order; ends that
-disagree on a size wait for each other for ever. An abort ends what is under way, in any thread.
+"success"; a call before that is misuse, and so is a kernel on that stream. Operations of one
+direction meet in order; ends that disagree on a size wait for each other for ever. An abort ends
+what is under way, in any thread, and returns when the streams have done what was before it.
+
+What NCCL takes without a word and is wrong all the same is noted in ``FakeNetwork.misuses``: two
+threads in one communicator, a thread whose device is another.
 """
 
 import itertools
@@ -15,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 from tests.worker.nccl_installed import bind
-from tests.worker.side_streams_fake import stream_of
+from tests.worker.side_streams_fake import FakeMark, current_device, stream_of
 
 from sangam_worker.transfer.nccl_library import IN_PROGRESS, SUCCESS, UNIQUE_ID_BYTES
 
@@ -61,9 +65,11 @@ class FakeNetwork:
     Attributes:
         tells_of_ends: whether a rank learns that its peer has aborted (as over a network card).
         stuck_in: names of calls that do not return until the communicator is aborted.
+        misuses: what would have gone wrong in NCCL without an error.
     """
 
     def __init__(self) -> None:
+        self.misuses: list[str] = []
         self.meetings: dict[bytes, _Meeting] = {}
         self.tells_of_ends = True
         self.stuck_in: set[str] = set()
@@ -97,7 +103,12 @@ class _Config:
 
 
 class FakeNccl:
-    """``nccl.core``; ``configs`` are those that communicators were made with."""
+    """``nccl.core``.
+
+    Attributes:
+        configs: those that communicators were made with.
+        made: the communicators.
+    """
 
     UniqueId = _UniqueId
     NCCLConfig = _Config
@@ -105,7 +116,13 @@ class FakeNccl:
     def __init__(self, network: FakeNetwork) -> None:
         self.network = network
         self.configs: list[_Config] = []
+        self.made: list[FakeCommunicator] = []
         self._grouped = threading.local()
+
+    @property
+    def num_open(self) -> int:
+        """Communicators that hold memory."""
+        return sum(not each.is_freed for each in self.made)
 
     @property
     def Communicator(self) -> "FakeNccl":  # noqa: N802 - nccl4py's name
@@ -116,10 +133,12 @@ class FakeNccl:
         self, nranks: int, rank: int, unique_id: _UniqueId, config: _Config
     ) -> "FakeCommunicator":
         bind("Communicator.init", nranks, rank, unique_id, config)
+        assert 0 <= rank < nranks
         self.configs.append(config)
         with self.network.lock:
             meeting = self.network.meetings.setdefault(bytes(unique_id), _Meeting(nranks))
-        return FakeCommunicator(self, meeting, rank)
+        self.made.append(FakeCommunicator(self, meeting, rank))
+        return self.made[-1]
 
     def get_unique_id(self) -> _UniqueId:
         bind("get_unique_id")
@@ -160,24 +179,34 @@ class _Operation:
 
 
 class FakeCommunicator:
-    """One rank."""
+    """One rank.
+
+    Attributes:
+        is_freed: its memory is given back.
+    """
 
     def __init__(self, library: FakeNccl, meeting: _Meeting, rank: int) -> None:
-        self._library = library
+        self.is_freed = False
         self._network = library.network
+        self._library = library
         self._meeting = meeting
         self._rank = rank
+        self._device = current_device()
         self._polls_left = _POLLS
         self._waiting: list[_Operation] = []
+        self._launched: list[FakeMark] = []
+        self._calling: str | None = None
         self._is_aborted = False
         self._failure = SUCCESS
+        if self._device is None:
+            self._network.misuses.append("init: the thread names no device")
         with meeting.changed:
             assert rank not in meeting.ranks, "NCCL refuses the same rank twice"
             meeting.ranks[rank] = self
 
     def get_async_error(self) -> int:
         bind("Communicator.get_async_error")
-        with self._meeting.changed:
+        with self._call("get_async_error"), self._meeting.changed:
             self._check()
             if self._failure != SUCCESS:
                 return self._failure
@@ -187,33 +216,66 @@ class FakeCommunicator:
                 self._polls_left -= 1
                 return IN_PROGRESS
             operations, self._waiting = self._waiting, []
-        for stream in {each.stream for each in operations}:
-            mine = [each for each in operations if each.stream == stream]
-            stream_of(stream).launch(lambda mine=mine: self._carry_out(mine))  # type: ignore[misc]
+            self._let_go(operations)
+            for handle in {each.stream for each in operations}:
+                mine = [each for each in operations if each.stream == handle]
+                stream = stream_of(handle)
+                stream.launch(lambda mine=mine: self._carry_out(mine))  # type: ignore[misc]
+                self._launched.append(stream.mark())
         return SUCCESS
 
     def send(self, sendbuf: torch.Tensor, peer: int, *, stream: int) -> None:
         bind("Communicator.send", sendbuf, peer, stream=stream)
-        self._add("send", self._meeting.sends, (self._rank, peer), sendbuf, stream)
+        with self._call("send"):
+            self._add("send", self._meeting.sends, (self._rank, peer), sendbuf, stream)
 
     def recv(self, recvbuf: torch.Tensor, peer: int, *, stream: int) -> None:
         bind("Communicator.recv", recvbuf, peer, stream=stream)
-        self._add("recv", self._meeting.receives, (peer, self._rank), recvbuf, stream)
+        with self._call("recv"):
+            self._add("recv", self._meeting.receives, (peer, self._rank), recvbuf, stream)
 
     def abort(self) -> None:
         bind("Communicator.abort")
+        if self._calling is not None and self._calling not in self._network.stuck_in:
+            self._network.misuses.append(f"abort while another thread is in {self._calling}")
         with self._meeting.changed:
             self._is_aborted = True
+            self._let_go(self._waiting)
             for other in self._meeting.ranks.values():
                 if other is not self and self._network.tells_of_ends:
                     other._failure = REMOTE_ERROR
             self._meeting.changed.notify_all()
+        for mark in self._launched:
+            while not (mark.stream.failure or mark.stream.is_closed or mark.passed.wait(0.01)):
+                pass
+        self.is_freed = True
+
+    @contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        if self._calling is not None:
+            self._network.misuses.append(f"{name} while another thread is in {self._calling}")
+        if name != "get_async_error" and current_device() is not self._device:
+            self._network.misuses.append(f"{name}: the thread's device is another")
+        self._calling = name
+        try:
+            yield
+        finally:
+            self._calling = None
+
+    def _let_go(self, operations: list[_Operation]) -> None:
+        for each in operations:
+            stream_of(each.stream).is_nccls = False
 
     def queue(self, operations: list[_Operation]) -> None:
         """What a call, or the end of a group, does."""
+        routes = [each.route for each in operations if each.route[0] == each.route[1]]
+        if any(routes.count(route) % 2 for route in routes):
+            raise FakeNcclError("invalid usage: unmatched send or receive to oneself")
         with self._meeting.changed:
             self._waiting += operations
             self._polls_left = _POLLS
+            for each in operations:
+                stream_of(each.stream).is_nccls = True
 
     def _add(
         self,
@@ -232,6 +294,8 @@ class FakeCommunicator:
                 raise FakeNcclError("invalid usage: a call is still in progress")
         assert tensor.is_contiguous()
         assert stream, "the default stream is the engine's"
+        if stream_of(stream).device is not self._device:
+            raise FakeNcclError("unhandled cuda error: a stream of another device")
         operation = _Operation(posts, route, _Posted(tensor), stream)
         self._library.add(self, operation)
 

@@ -38,6 +38,7 @@ class NcclRig(TransportRig):
         yield
         for device in self.devices_made:
             device.close()
+        assert self.network.misuses == []
 
     def a_transport(
         self,

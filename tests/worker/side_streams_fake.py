@@ -17,18 +17,19 @@ import torch
 from sangam_worker.transfer.lanes import Mark, SideStream
 
 _WAIT_SECONDS = 60.0
+_thread = threading.local()
 _handles = itertools.count(1)
 _streams: dict[int, "FakeStream"] = {}
 
 
 class FakeMark:
     def __init__(self, stream: "FakeStream") -> None:
-        self._stream = stream
+        self.stream = stream
         self.passed = threading.Event()
 
     def is_done(self) -> bool:
-        if self._stream.failure is not None:
-            raise RuntimeError(f"the device has failed: {self._stream.failure}")
+        if self.stream.failure is not None:
+            raise RuntimeError(f"the device has failed: {self.stream.failure}")
         return self.passed.is_set()
 
 
@@ -37,9 +38,13 @@ class FakeStream:
     jitter_seconds: each piece of work begins up to this much late.
     gate: cleared, nothing goes on.
     failure: what went wrong in the work, as a device would remember it.
+    is_nccls: a call of NCCL's is in progress on it, so that nothing else may be queued.
+    is_closed: it does nothing more.
     """
 
-    def __init__(self, jitter_seconds: float = 0.0) -> None:
+    def __init__(self, device: "FakeStreams | None" = None, jitter_seconds: float = 0.0) -> None:
+        self.device = device
+        self.is_nccls = self.is_closed = False
         self.handle = next(_handles)
         self.gate = threading.Event()
         self.gate.set()
@@ -51,18 +56,20 @@ class FakeStream:
         threading.Thread(target=self._run, daemon=True).start()
 
     def launch(self, work: Callable[[], None]) -> None:
+        assert not self.is_nccls, "NCCL has not queued what it was told to queue on this stream"
         self._work.put(work)
 
     def mark(self) -> FakeMark:
         mark = FakeMark(self)
-        self._work.put(mark.passed.set)
+        self.launch(mark.passed.set)
         return mark
 
     def wait(self, mark: Mark) -> None:
         assert isinstance(mark, FakeMark)
-        self._work.put(lambda: _assert(mark.passed.wait(_WAIT_SECONDS)))
+        self.launch(lambda: _assert(mark.passed.wait(_WAIT_SECONDS)))
 
     def close(self) -> None:
+        self.is_closed = True
         self._work.put(None)
         _streams.pop(self.handle, None)
 
@@ -85,7 +92,7 @@ class FakeStreams:
         self._jitter_seconds = jitter_seconds
 
     def new(self) -> FakeStream:
-        self.made.append(FakeStream(self._jitter_seconds))
+        self.made.append(FakeStream(self, self._jitter_seconds))
         return self.made[-1]
 
     def empty(self, stream: SideStream, *shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -95,11 +102,20 @@ class FakeStreams:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        yield
+        before, _thread.device = current_device(), self
+        try:
+            yield
+        finally:
+            _thread.device = before
 
     def close(self) -> None:
         for stream in self.made:
             stream.close()
+
+
+def current_device() -> FakeStreams | None:
+    """The calling thread's; a GPU's thread that named none would open the first GPU."""
+    return getattr(_thread, "device", None)
 
 
 def stream_of(handle: int) -> FakeStream:

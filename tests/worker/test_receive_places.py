@@ -14,22 +14,21 @@ from sangam_core.wire import BlockKey, KVSource, LossReason
 from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.standing import Standing
 from sangam_worker.tracking import Moved
-from sangam_worker.transfer import exchange as exchange_module
 from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
-from sangam_worker.transfer.places import ReceivePlaces
+from sangam_worker.transfer.places import TransferPlaces
 from sangam_worker.transfer.pool import KVGeometry
 from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
 
 
 async def taken(
-    places: ReceivePlaces, held: AsyncExitStack, is_connected: bool, seconds: float = 0.02
+    places: TransferPlaces, held: AsyncExitStack, is_connected: bool, seconds: float = 0.02
 ) -> None:
     await held.enter_async_context(places.taken(is_connected=is_connected, timeout_seconds=seconds))
 
 
 async def test_there_are_as_many_places_as_the_transport_can_receive_at_once() -> None:
-    places = ReceivePlaces(3)
+    places = TransferPlaces(3, "received")
     async with AsyncExitStack() as held:
         for _ in range(3):
             await taken(places, held, is_connected=True)
@@ -41,7 +40,7 @@ async def test_there_are_as_many_places_as_the_transport_can_receive_at_once() -
 
 
 async def test_peers_that_cannot_be_reached_leave_half_of_the_places_to_others() -> None:
-    places = ReceivePlaces(4)
+    places = TransferPlaces(4, "received")
     async with AsyncExitStack() as held:
         for _ in range(2):
             await taken(places, held, is_connected=False)
@@ -56,11 +55,11 @@ async def test_peers_that_cannot_be_reached_leave_half_of_the_places_to_others()
 
 async def test_a_single_place_is_for_new_peers_too() -> None:
     async with AsyncExitStack() as held:
-        await taken(ReceivePlaces(1), held, is_connected=False)
+        await taken(TransferPlaces(1, "received"), held, is_connected=False)
 
 
 async def test_who_gives_up_waiting_takes_no_place() -> None:
-    places = ReceivePlaces(1)
+    places = TransferPlaces(1, "received")
     async with AsyncExitStack() as held, AsyncExitStack() as never:
         await taken(places, held, is_connected=False)
         waiting = asyncio.create_task(taken(places, never, is_connected=False, seconds=30.0))
@@ -75,7 +74,7 @@ async def test_who_gives_up_waiting_takes_no_place() -> None:
 class FewReceives(LoopbackTransport):
     """One block at a time."""
 
-    receives_at_once = 1
+    transfers_each_way = 1
 
 
 class Ended:
@@ -99,6 +98,7 @@ class SilentSenders:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.told: list[str] = []
         self.refuses = asyncio.Event()
 
     async def ask(self, url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
@@ -106,6 +106,9 @@ class SilentSenders:
         async with asyncio.timeout(30):
             await self.refuses.wait()
         raise TransferError("no")
+
+    async def tell(self, url: str, communicator: str) -> None:
+        self.told.append(url)
 
 
 def an_exchange(senders: SilentSenders, ended: Ended, seconds: float) -> KVExchange:
@@ -116,6 +119,7 @@ def an_exchange(senders: SilentSenders, ended: Ended, seconds: float) -> KVExcha
         transport=FewReceives(pool, LoopbackHub()),
         geometry=KVGeometry.of(pool),
         ask_sender=senders.ask,
+        tell_closed=senders.tell,
         metrics=metrics,
         deadline_seconds=seconds,
     )
@@ -134,7 +138,6 @@ async def test_no_sender_is_asked_before_there_is_a_place_to_receive_in() -> Non
     fetch(exchange, "a")
     await eventually(lambda: senders.asked == ["a"])
     b, c = fetch(exchange, "b"), fetch(exchange, "c")
-    await eventually(lambda: exchange.num_pairs == 3)
     exchange.give_up(b)
     await eventually(lambda: b in ended.results)
     assert senders.asked == ["a"]
@@ -144,7 +147,7 @@ async def test_no_sender_is_asked_before_there_is_a_place_to_receive_in() -> Non
     await exchange.close(1.0)
 
 
-async def test_a_block_for_which_no_place_comes_free_fails_at_its_deadline_and_its_pair_stays() -> (
+async def test_a_block_for_which_no_place_comes_free_fails_at_its_deadline_and_opens_no_pair() -> (
     None
 ):
     senders, ended = SilentSenders(), Ended()
@@ -157,21 +160,17 @@ async def test_a_block_for_which_no_place_comes_free_fails_at_its_deadline_and_i
     assert isinstance(result, LossReason)
     assert "at most 1 at once" in result.message
     assert senders.asked == ["a"]
-    assert exchange.num_pairs == 2
+    assert exchange.num_pairs == 1
     senders.refuses.set()
     await exchange.close(1.0)
 
 
-async def test_a_pair_whose_block_waits_for_a_place_is_not_idle(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exchange_module, "_IDLE_PAIR_SECONDS", -1.0)
+async def test_a_pair_whose_sender_failed_is_closed_and_its_sender_told() -> None:
     senders, ended = SilentSenders(), Ended()
     exchange = an_exchange(senders, ended, 30.0)
-    for number, name in enumerate(("a", "b", "c"), start=1):
-        fetch(exchange, name)
-        await eventually(lambda number=number: exchange.num_pairs == number)  # type: ignore[misc]
+    key = fetch(exchange, "a")
     senders.refuses.set()
-    await eventually(lambda: len(ended.results) == 3)
-    assert senders.asked == ["a", "b", "c"]
+    await eventually(lambda: key in ended.results)
+    assert exchange.num_pairs == 0
+    await eventually(lambda: senders.told == ["http://a"])
     await exchange.close(1.0)

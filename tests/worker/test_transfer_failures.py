@@ -124,13 +124,16 @@ async def test_the_end_of_one_pair_leaves_the_others_working() -> None:
         await is_lost(first, "transfer_failed")
 
 
-async def test_a_worker_that_starts_again_gets_a_new_pair_and_the_former_one_is_dropped() -> None:
+async def test_a_worker_that_leaves_closes_its_pairs_at_its_peers_too() -> None:
     hub = LoopbackHub()
     async with a_worker(hub=hub, role=Role.PREFILL) as sender, a_client() as client:
         for life in ("first", "second"):
             async with a_worker(hub=hub, role=Role.DECODE, worker_id="phoenix") as receiver:
                 await moves_a_block(client, sender, receiver, life)
-        assert sender.exchange.num_pairs == 1
+                assert sender.exchange.num_pairs == 1
+            assert sender.exchange.num_pairs == 0
+        sample = 'sangam_worker_transfer_failures_total{direction="sent",reason="failed"}'
+        assert await client.metric(sender, sample) == 0
 
 
 class ForgetfulPool(ToyPool):
@@ -182,6 +185,9 @@ async def test_a_fetch_that_is_given_up_before_it_could_begin_is_ended_too() -> 
     async def ask_nobody(url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
         raise AssertionError("nobody was to be asked")
 
+    async def tell_nobody(url: str, communicator: str) -> None:
+        raise AssertionError("no pair was opened")
+
     metrics, ended = WorkerMetrics(), Ended()
     pool = ToyPool()
     exchange = KVExchange(
@@ -190,6 +196,7 @@ async def test_a_fetch_that_is_given_up_before_it_could_begin_is_ended_too() -> 
         transport=LoopbackTransport(pool, LoopbackHub()),
         geometry=KVGeometry.of(pool),
         ask_sender=ask_nobody,
+        tell_closed=tell_nobody,
         metrics=metrics,
         deadline_seconds=10.0,
     )

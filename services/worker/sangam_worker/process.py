@@ -176,6 +176,7 @@ class Worker:
             transport=self._transport,
             geometry=self._kv,
             ask_sender=self._peers.ask_sender,
+            tell_closed=self._peers.tell_closed,
             metrics=metrics,
             deadline_seconds=settings.transfer_deadline_seconds,
         )

@@ -1,16 +1,20 @@
-"""The route that a receiving worker calls on the sender."""
+"""The routes that workers call on each other."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from sangam_core.wire import PROTOCOL_VERSION
 from sangam_worker.api.errors import WrongProtocol
-from sangam_worker.transfer.exchange import KVExchange, TransferRefused
-from sangam_worker.transfer.wire import TransferRequest
+from sangam_worker.transfer.exchange import KVExchange
+from sangam_worker.transfer.refusals import TransferRefused
+from sangam_worker.transfer.wire import PairClosed, TransferRequest
 
 
 def transfer_routes(exchange: KVExchange) -> APIRouter:
-    """``POST /internal/v1/transfers``: 200 when sending has begun, 409 with the reason if not."""
+    """``POST /internal/v1/transfers``: 200 when sending has begun, 409 with the reason if not.
+
+    ``POST /internal/v1/transfers/closed``: 204, the pair being gone here too.
+    """
     router = APIRouter(prefix="/internal/v1/transfers")
 
     @router.post("")
@@ -22,5 +26,12 @@ def transfer_routes(exchange: KVExchange) -> APIRouter:
         except TransferRefused as error:
             return JSONResponse(error.refusal.model_dump(), 409)
         return JSONResponse(accepted.model_dump())
+
+    @router.post("/closed")
+    async def pair_closed(closed: PairClosed) -> Response:
+        if closed.protocol != PROTOCOL_VERSION:
+            raise WrongProtocol(closed.protocol)
+        exchange.closed_by_peer(closed.communicator)
+        return Response(status_code=204)
 
     return router

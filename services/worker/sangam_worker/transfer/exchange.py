@@ -1,17 +1,24 @@
 """KV transfers as both sides of a pair see them: who asks, who agrees, what failure costs.
 
-The receiver's pages are reserved before it asks. Decides refusals, the making and ending of
-pairs, and deadlines; moving bytes is the transport's, what becomes of the block the loop's.
-Lives on the event loop; blocking calls run on the pairs' threads.
+The receiver's pages are reserved before it asks. Decides refusals, when pairs are needed, and
+deadlines; moving bytes is the transport's, what becomes of the block the loop's. Lives on the event
+loop; blocking calls run on the pairs' threads.
 """
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
+from contextlib import (
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -20,27 +27,24 @@ from sangam_core.wire import BlockKey, KVSource, LossReason
 from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.standing import Standing
 from sangam_worker.tracking import Moved
+from sangam_worker.transfer.open_pairs import OpenPairs
 from sangam_worker.transfer.pairs import Pair, PairKey
-from sangam_worker.transfer.places import ReceivePlaces
+from sangam_worker.transfer.places import TransferPlaces
 from sangam_worker.transfer.pool import KVGeometry
 from sangam_worker.transfer.protocol import KVTransport, Side
-from sangam_worker.transfer.wire import TransferAccepted, TransferRefusal, TransferRequest
+from sangam_worker.transfer.refusals import TransferRefused, check_fits, refused
+from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
 
 log = structlog.get_logger(__name__)
 
 AskSender = Callable[[str, TransferRequest, float], Awaitable[TransferAccepted]]
 """Asks the sender at a URL, within seconds. Raises ``TransferRefused`` or ``TransferError``."""
 
-_IDLE_PAIR_SECONDS = 600.0
-"""A pair that moves nothing for this long is given up: its peer may be gone for good."""
+TellClosed = Callable[[str, str], Awaitable[None]]
+"""Tells the worker at a URL that a pair, by its communicator, is closed. Raises as above."""
 
-
-class TransferRefused(TransferError):
-    """The sender said no (409 on its side)."""
-
-    def __init__(self, refusal: TransferRefusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
+_GRACE_SECONDS = 5.0
+"""A transfer that goes on for so long after its block was dropped is with a peer that is gone."""
 
 
 class KeepsBlocks(Protocol):
@@ -74,6 +78,7 @@ class KVExchange:
         transport: KVTransport,
         geometry: KVGeometry,
         ask_sender: AskSender,
+        tell_closed: TellClosed,
         metrics: WorkerMetrics,
         deadline_seconds: float,
     ) -> None:
@@ -82,12 +87,16 @@ class KVExchange:
         self._transport = transport
         self._geometry = geometry
         self._ask_sender = ask_sender
+        self._tell_closed = tell_closed
         self._metrics = metrics
         self._deadline_seconds = deadline_seconds
-        self._places = ReceivePlaces(transport.receives_at_once)
-        self._pairs: dict[PairKey, Pair] = {}
+        self._receiving = TransferPlaces(transport.transfers_each_way, "received")
+        self._sending = TransferPlaces(transport.transfers_each_way, "sent")
+        self._pairs = OpenPairs(transport, self._tell_peer)
+        self._turns: WeakValueDictionary[PairKey, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[BlockKey, asyncio.Task[None]] = {}
+        self._under_way: dict[BlockKey, Pair] = {}
 
     @property
     def num_pairs(self) -> int:
@@ -98,24 +107,31 @@ class KVExchange:
 
     def fetch(self, key: BlockKey, source: KVSource, pages: tuple[int, ...]) -> None:
         """Start fetching a block's KV into reserved pages."""
-        task = asyncio.create_task(self._fetch(key, source, pages), name=f"fetch {key}")
-        self._own(task)
+        task = self._start(self._fetch(key, source, pages), f"fetch {key}")
         self._waiting[key] = task
         # A callback, since a task that is cancelled before its first step runs no handler.
         task.add_done_callback(lambda ended: self._fetch_ended(key, ended))
 
     def give_up(self, key: BlockKey) -> None:
-        """End a fetch that has not begun; one under way ends by itself."""
+        """End a transfer that nobody wants any more, unless it moves bytes: then let it end."""
         task = self._waiting.pop(key, None)
         if task is not None:
             task.cancel()
+        elif (pair := self._under_way.get(key)) is not None:
+            seconds = _GRACE_SECONDS if pair.is_connected else 0.0
+            asyncio.get_running_loop().call_later(seconds, self._end_if_under_way, key, pair)
+
+    def _end_if_under_way(self, key: BlockKey, pair: Pair) -> None:
+        if self._under_way.get(key) is pair:
+            self._pairs.close(pair)
 
     async def _fetch(self, key: BlockKey, source: KVSource, pages: tuple[int, ...]) -> None:
         started = time.monotonic()
         deadline = started + self._deadline_seconds
         pair_key = PairKey(Side.RECEIVER, source.worker_id, source.epoch, self._standing.epoch)
         try:
-            num_bytes = await self._receive(pair_key, key, source, pages, deadline)
+            async with self._turn(pair_key, deadline):
+                num_bytes = await self._receive(pair_key, key, source, pages, deadline)
         except Exception as error:  # noqa: BLE001 - the pages must be unpinned, come what may
             self._failed("received", key, source.worker_id, error)
         else:
@@ -129,6 +145,20 @@ class KVExchange:
             cancelled = LossReason(code="cancelled", message="cancelled before its KV came")
             self._blocks.transfer_ended(key, cancelled)
 
+    @asynccontextmanager
+    async def _turn(self, key: PairKey, deadline: float) -> AsyncIterator[None]:
+        """Wait until no other block is fetched from the same sender."""
+        turn = self._turns.setdefault(key, asyncio.Lock())
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await turn.acquire()
+        except TimeoutError:
+            raise TransferError("its turn did not come before the deadline") from None
+        try:
+            yield
+        finally:
+            turn.release()
+
     async def _receive(
         self,
         pair_key: PairKey,
@@ -137,47 +167,30 @@ class KVExchange:
         pages: tuple[int, ...],
         deadline: float,
     ) -> int:
-        """Receive once it is this block's turn; a channel that the sender lost is made anew."""
-        for is_last_try in (False, True):
-            pair = await self._turn(pair_key, deadline)
-            try:
-                async with self._place(pair, deadline):
-                    self._waiting.pop(key, None)
-                    try:
-                        return await self._ask_and_receive(pair, key, source, pages, deadline)
-                    except TransferRefused as error:
-                        if error.refusal.code != "stale_channel" or is_last_try:
-                            raise
-                        self._close(pair)
-                    except Exception:
-                        self._close(pair)  # its ends may disagree on what has been moved
-                        raise
-            finally:
-                pair.turn.release()
-        raise AssertionError("the last try returns or raises")
-
-    async def _turn(self, key: PairKey, deadline: float) -> Pair:
-        """The pair, once no other transfer is under way on it; its ``turn`` is held."""
+        """Receive once there is a place; a channel that the sender lost is made anew."""
         while True:
-            pair = self._pairs.get(key) or await self._new_receiver(key)
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await pair.turn.acquire()
-            except TimeoutError:
-                raise TransferError("its turn did not come before the deadline") from None
-            if not pair.is_aborted:
-                return pair
-            pair.turn.release()
+            pair = self._pairs.get(pair_key)
+            async with AsyncExitStack() as held:
+                await held.enter_async_context(_place(self._receiving, pair, deadline))
+                if pair is not self._pairs.get(pair_key):
+                    continue  # closed meanwhile: a new one needs a place of the other kind
+                pair = pair or await self._new_receiver(pair_key, source.url)
+                self._waiting.pop(key, None)
+                held.enter_context(self._used_by(key, pair))
+                may_be_stale = pair.is_connected
+                try:
+                    return await self._ask_and_receive(pair, key, source, pages, deadline)
+                except TransferRefused as error:
+                    if error.refusal.code != "stale_channel" or not may_be_stale:
+                        raise
+                    self._pairs.close(pair)
+                except Exception:
+                    self._pairs.close(pair)  # its ends may disagree on what has been moved
+                    raise
 
-    def _place(self, pair: Pair, deadline: float) -> AbstractAsyncContextManager[None]:
-        left = deadline - time.monotonic()
-        return self._places.taken(is_connected=pair.is_connected, timeout_seconds=left)
-
-    async def _new_receiver(self, key: PairKey) -> Pair:
+    async def _new_receiver(self, key: PairKey, url: str) -> Pair:
         offer = await asyncio.to_thread(self._transport.offer)
-        if key not in self._pairs:
-            self._open(key, secrets.token_hex(8), offer)
-        return self._pairs[key]
+        return self._pairs.open(key, secrets.token_hex(8), offer, url)
 
     async def _ask_and_receive(
         self,
@@ -193,6 +206,7 @@ class KVExchange:
             sender_epoch=source.epoch,
             receiver_id=self._standing.worker_id,
             receiver_epoch=self._standing.epoch,
+            receiver_url=self._standing.url,
             model=self._standing.model,
             kv=self._geometry,
             transport=self._transport.name,
@@ -209,72 +223,78 @@ class KVExchange:
     # -- sender ---------------------------------------------------------------------------
 
     async def serve(self, request: TransferRequest) -> TransferAccepted:
-        """Begin to send a held block. ``TransferRefused`` when it cannot be."""
-        standing = self._standing
-        self._check(request)
-        pages = await asyncio.wrap_future(self._blocks.pin(request.key))
-        if pages is None:
-            raise self._refused("not_held", f"block {request.key} does not wait here")
-        try:
-            if len(pages) != request.num_pages:
-                message = f"the block has {len(pages)} pages, not {request.num_pages}"
-                raise self._refused("mismatch", message)
-            pair = self._sender_pair(request)
-        except TransferRefused:
-            self._blocks.unpin(request.key)
-            raise
-        self._own(asyncio.create_task(self._send(pair, request, pages), name=f"send {request.key}"))
-        return TransferAccepted(sender_id=standing.worker_id, sender_epoch=standing.epoch)
+        """Begin to send a held block, when there is a place. ``TransferRefused`` if it cannot be.
 
-    def _check(self, request: TransferRequest) -> None:
-        standing = self._standing
-        if request.sender_epoch != standing.epoch:
-            message = f"{standing.worker_id} has epoch {standing.epoch}"
-            raise self._refused("wrong_epoch", f"{message}, not {request.sender_epoch}")
-        for name, ours, theirs in (
-            ("model", standing.model, request.model),
-            ("KV geometry", self._geometry, request.kv),
-            ("transport", self._transport.name, request.transport),
-        ):
-            if ours != theirs:
-                message = f"{name}: {ours} here, {theirs} at the receiver"
-                if name == "transport":
-                    message += "; both need the same SANGAM_KV_TRANSPORT"
-                raise self._refused("mismatch", message)
+        Until it answers, the receiver has nothing on its device that would wait for this one's.
+        """
+        deadline = time.monotonic() + min(request.timeout_seconds, self._deadline_seconds)
+        check_fits(request, self._standing, self._geometry, self._transport.name)
+        async with AsyncExitStack() as held:
+            pair = self._pairs.get(_sender_key(request))
+            try:
+                await held.enter_async_context(_place(self._sending, pair, deadline))
+            except TransferError as error:
+                raise refused("busy", str(error)) from None
+            pages = await asyncio.wrap_future(self._blocks.pin(request.key))
+            if pages is None:
+                raise refused("not_held", f"block {request.key} does not wait here")
+            try:
+                if len(pages) != request.num_pages:
+                    message = f"the block has {len(pages)} pages, not {request.num_pages}"
+                    raise refused("mismatch", message)
+                pair = self._sender_pair(request)
+            except TransferRefused:
+                self._blocks.unpin(request.key)
+                raise
+            held.enter_context(self._used_by(request.key, pair))
+            sending = self._send(held.pop_all(), pair, request, pages, deadline)
+            self._start(sending, f"send {request.key}")
+        return TransferAccepted(
+            sender_id=self._standing.worker_id, sender_epoch=self._standing.epoch
+        )
 
     def _sender_pair(self, request: TransferRequest) -> Pair:
-        key = PairKey(
-            Side.SENDER, request.receiver_id, request.receiver_epoch, request.sender_epoch
-        )
+        key = _sender_key(request)
         pair = self._pairs.get(key)
-        if pair is not None and pair.communicator != request.communicator:
-            self._close(pair)  # the receiver gave it up
-            pair = None
-        if pair is not None:
+        if pair is not None and pair.communicator == request.communicator:
             return pair
+        if pair is not None:
+            self._pairs.closed_by_peer(pair.communicator)
         if request.offer is None:
-            raise self._refused("stale_channel", f"{request.communicator} is not connected here")
-        return self._open(key, request.communicator, request.offer)
+            raise refused("stale_channel", f"{request.communicator} is not connected here")
+        return self._pairs.open(key, request.communicator, request.offer, request.receiver_url)
 
-    async def _send(self, pair: Pair, request: TransferRequest, pages: tuple[int, ...]) -> None:
+    async def _send(
+        self,
+        held: AsyncExitStack,
+        pair: Pair,
+        request: TransferRequest,
+        pages: tuple[int, ...],
+        deadline: float,
+    ) -> None:
         started = time.monotonic()
-        timeout_seconds = min(request.timeout_seconds, self._deadline_seconds)
-        try:
-            num_bytes = await pair.transfer(pages, timeout_seconds)
-        except Exception as error:  # noqa: BLE001 - the pages must be unpinned, come what may
-            self._close(pair)
-            self._failed("sent", request.key, request.receiver_id, error)
-        else:
-            seconds = time.monotonic() - started
-            self._metrics.transfer_ended("sent", seconds, num_bytes)
-            self._blocks.transfer_ended(request.key, Moved(seconds, num_bytes))
+        async with held:
+            try:
+                num_bytes = await pair.transfer(pages, deadline - started)
+            except Exception as error:  # noqa: BLE001 - the pages must be unpinned, come what may
+                self._pairs.close(pair)
+                self._failed("sent", request.key, request.receiver_id, error)
+            else:
+                seconds = time.monotonic() - started
+                self._metrics.transfer_ended("sent", seconds, num_bytes)
+                self._blocks.transfer_ended(request.key, Moved(seconds, num_bytes))
+
+    def closed_by_peer(self, communicator: str) -> None:
+        """The other end of a pair is gone; a transfer under way fails here too."""
+        self._pairs.closed_by_peer(communicator)
 
     # -- both -----------------------------------------------------------------------------
 
     async def close_pairs(self) -> None:
-        """End every pair; transfers under way fail."""
-        for pair in tuple(self._pairs.values()):
-            self._close(pair)
+        """End every pair and whatever waits for one; transfers under way fail."""
+        for key in tuple(self._waiting):
+            self.give_up(key)
+        self._pairs.close_all()
 
     async def close(self, timeout_seconds: float) -> None:
         """End every pair and wait a little for what is under way."""
@@ -285,21 +305,24 @@ class KVExchange:
             task.cancel()
         await asyncio.to_thread(self._transport.close)
 
-    def _open(self, key: PairKey, communicator: str, offer: str) -> Pair:
-        now = time.monotonic()
-        for pair in tuple(self._pairs.values()):
-            is_in_use = pair.num_transfers or pair.turn.locked()
-            is_idle = not is_in_use and now - pair.last_used_seconds > _IDLE_PAIR_SECONDS
-            is_former_life = (pair.key.side, pair.key.peer_id) == (key.side, key.peer_id)
-            if is_idle or is_former_life:
-                self._close(pair)
-        pair = self._pairs[key] = Pair(key, self._transport, communicator, offer)
-        return pair
+    @contextmanager
+    def _used_by(self, key: BlockKey, pair: Pair) -> Iterator[None]:
+        """Hold a pair open for a block's transfer."""
+        with pair.used():
+            self._under_way[key] = pair
+            try:
+                yield
+            finally:
+                self._under_way.pop(key, None)
 
-    def _close(self, pair: Pair) -> None:
-        pair.abort()
-        if self._pairs.get(pair.key) is pair:
-            del self._pairs[pair.key]
+    def _tell_peer(self, pair: Pair) -> None:
+        """Let the other end be closed too: it holds memory, and may wait for this one."""
+        if pair.peer_url:
+            self._start(self._tell(pair), f"tell {pair.key.peer_id}")
+
+    async def _tell(self, pair: Pair) -> None:
+        with suppress(TransferError):  # it may be gone; if not, it finds out when it needs the pair
+            await self._tell_closed(pair.peer_url, pair.communicator)
 
     def _failed(self, direction: str, key: BlockKey, peer_id: str, error: Exception) -> None:
         """Count and tell a failure, and let go of the block."""
@@ -312,12 +335,27 @@ class KVExchange:
             log.error("KV transfer failed by a bug", **fields, exc_info=error)
         self._blocks.transfer_ended(key, _failure(str(error)))
 
-    def _refused(self, code: str, message: str) -> TransferRefused:
-        return TransferRefused(TransferRefusal.model_validate({"code": code, "message": message}))
-
-    def _own(self, task: asyncio.Task[None]) -> None:
+    def _start(self, work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+@asynccontextmanager
+async def _place(places: TransferPlaces, pair: Pair | None, deadline: float) -> AsyncIterator[None]:
+    """Hold a place for a transfer by a pair, open or still to be opened."""
+    is_connected = pair is not None and pair.is_connected
+    left = deadline - time.monotonic()
+    async with AsyncExitStack() as held:
+        with nullcontext() if pair is None else pair.waited_for():
+            taken = places.taken(is_connected=is_connected, timeout_seconds=left)
+            await held.enter_async_context(taken)
+        yield
+
+
+def _sender_key(request: TransferRequest) -> PairKey:
+    return PairKey(Side.SENDER, request.receiver_id, request.receiver_epoch, request.sender_epoch)
 
 
 def _failure(message: str) -> LossReason:

@@ -26,6 +26,12 @@ from sangam_worker.transfer.protocol import ANY_NUMBER, KVChannel, Side
 
 _RANKS = {Side.RECEIVER: 0, Side.SENDER: 1}
 _BACKLOG = 128
+_PAIRS_EACH_WAY = 64
+"""A pair costs a few threads and sockets; one that is not in use goes where more are open."""
+
+_LOOK_SECONDS = 0.002
+"""How often an end that waits for the other looks whether it has come."""
+
 _SHORTEST_SECONDS = 0.001
 """gloo takes 0 for no time-out at all."""
 
@@ -53,7 +59,8 @@ class GlooTransport:
 
     name = "gloo"
     staging_bytes = 0
-    receives_at_once = ANY_NUMBER
+    transfers_each_way = ANY_NUMBER
+    pairs_each_way = _PAIRS_EACH_WAY
 
     def __init__(self, pool: KVPool, host: str) -> None:
         try:
@@ -75,16 +82,23 @@ class GlooTransport:
             return f"{self._host}:{self._store.port}"
 
     def connect(
-        self, side: Side, communicator: str, offer: str, timeout_seconds: float
+        self,
+        side: Side,
+        communicator: str,
+        offer: str,
+        timeout_seconds: float,
+        given_up: threading.Event | None = None,
     ) -> KVChannel:
         """Meet the other side in the receiver's store."""
-        timeout = _timedelta(timeout_seconds)
+        deadline = time.monotonic() + timeout_seconds
+        rank = _RANKS[side]
         try:
-            store = PrefixStore(communicator, self._store_at(side, offer, timeout))
-            group = _group_of_two(store, _RANKS[side], self._host, timeout)
+            store = PrefixStore(communicator, self._store_at(side, offer, deadline))
+            _meet(store, rank, deadline, given_up or threading.Event())
+            group = _group_of_two(store, rank, self._host, deadline)
         except RuntimeError as error:
             raise TransferError(f"gloo did not connect: {_first_line(error)}") from None
-        return GlooChannel(group, peer=1 - _RANKS[side], pool=self._pool)
+        return GlooChannel(group, peer=1 - rank, pool=self._pool)
 
     def ailment(self) -> str | None:
         """Whether the store, which every peer meets at, can be opened."""
@@ -99,7 +113,7 @@ class GlooTransport:
         with self._lock:
             self._store = None
 
-    def _store_at(self, side: Side, offer: str, timeout: timedelta) -> TCPStore:
+    def _store_at(self, side: Side, offer: str, deadline: float) -> TCPStore:
         if side is Side.RECEIVER:
             with self._lock:
                 if self._store is None:
@@ -108,6 +122,7 @@ class GlooTransport:
         host, _, port = offer.rpartition(":")
         if not port.isdigit():
             raise TransferError(f"offer {offer!r} is not HOST:PORT")
+        timeout = _timedelta(deadline - time.monotonic())
         return TCPStore(host, int(port), None, False, timeout=timeout, wait_for_workers=False)
 
 
@@ -212,9 +227,23 @@ def _listening_at(host: str) -> socket.socket:
     raise RuntimeError(f"nothing can listen at {host}: {failure}")
 
 
-def _group_of_two(store: Store, rank: int, host: str, timeout: timedelta) -> _Group:
+def _meet(store: Store, rank: int, deadline: float, given_up: threading.Event) -> None:
+    """Wait until the other side is there too: gloo itself would wait to the end, wanted or not.
+
+    Raises:
+        RuntimeError: it did not come in time, or nobody waits for it any more.
+    """
+    store.set(f"here {rank}", "")
+    while not store.check([f"here {1 - rank}"]):
+        if given_up.wait(_LOOK_SECONDS):
+            raise RuntimeError("the channel was aborted")
+        if time.monotonic() > deadline:
+            raise RuntimeError("the other side did not come")
+
+
+def _group_of_two(store: Store, rank: int, host: str, deadline: float) -> _Group:
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # absent in stubs
-    options._timeout = timeout
+    options._timeout = _timedelta(deadline - time.monotonic())
     options._threads = 1
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     group: Any = ProcessGroupGloo(store, rank, 2, options)

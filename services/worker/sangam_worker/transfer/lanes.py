@@ -135,6 +135,10 @@ class Lanes:
         """Device memory of all lanes, lent or free."""
         return self._num_bytes
 
+    def on_device(self) -> AbstractContextManager[None]:
+        """Make the device the calling thread's: NCCL and copies ask the thread which it is."""
+        return self._streams.entered()
+
     def take(self, side: Side, deadline: float, check: Callable[[], None]) -> Lane:
         """A lane for one transfer, first come, first served; a new one where none is free.
 
@@ -186,7 +190,7 @@ class Lanes:
     def _new(self, side: Side) -> Lane:
         """Another lane. Without the lock, since the device may take its time over memory."""
         try:
-            with self._streams.entered():
+            with self.on_device():
                 lane = Lane(self._streams, self._allocated_pages, self._rows)
         except BaseException as error:
             with self._changed:

@@ -15,6 +15,9 @@ from sangam_core.errors import TransferError
 from sangam_worker.transfer.pool import KVPool
 from sangam_worker.transfer.protocol import ANY_NUMBER, KVChannel, Side
 
+_LOOK_SECONDS = 0.01
+"""How often an end that waits for the other looks whether it is still wanted."""
+
 
 @dataclass(eq=False)
 class _Wire:
@@ -53,7 +56,8 @@ class LoopbackTransport:
 
     name = "loopback"
     staging_bytes = 0
-    receives_at_once = ANY_NUMBER
+    transfers_each_way = ANY_NUMBER
+    pairs_each_way = ANY_NUMBER
 
     def __init__(self, pool: KVPool, hub: LoopbackHub) -> None:
         self._pool = pool
@@ -64,14 +68,24 @@ class LoopbackTransport:
         return "loopback"
 
     def connect(
-        self, side: Side, communicator: str, offer: str, timeout_seconds: float
+        self,
+        side: Side,
+        communicator: str,
+        offer: str,
+        timeout_seconds: float,
+        given_up: threading.Event | None = None,
     ) -> KVChannel:
         """Meet the other side on the hub."""
+        deadline = time.monotonic() + timeout_seconds
         wire = self._hub.wire(communicator)
         with wire.changed:
             wire.sides.add(side)
             wire.changed.notify_all()
-            _wait(wire, lambda: len(wire.sides) == 2, time.monotonic() + timeout_seconds)
+            while not (len(wire.sides) == 2 or wire.is_cut or time.monotonic() > deadline):
+                if given_up is not None and given_up.is_set():
+                    raise TransferError("the channel was aborted")
+                wire.changed.wait(_LOOK_SECONDS)
+            _wait(wire, lambda: len(wire.sides) == 2, deadline)
         return LoopbackChannel(wire, self._pool)
 
     def ailment(self) -> str | None:

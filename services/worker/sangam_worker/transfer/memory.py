@@ -1,8 +1,7 @@
 """What NCCL transfers take of a GPU's memory, as numbers: for the budget settled at a start.
 
-Staging goes by the transfers under way, whose number is bounded; NCCL's own buffers by the open
-pairs, which come and go with the fleet. A worker provides for some of both; what is beyond takes
-from the share that is left free. No torch; ``lanes`` allocates by these numbers and counts.
+Staging goes by the transfers under way, NCCL's own buffers by the open pairs; both are bounded, and
+provided for in one direction. No torch; ``lanes`` and ``open_pairs`` keep to these numbers.
 """
 
 SLOT_BYTES = 32 * 2**20
@@ -21,15 +20,16 @@ COMMUNICATOR_BYTES = 64 * 2**20
 """NCCL's own buffers for a pair's end with a few thread blocks, an estimate from above: up to four
 connections of 4 to 10 MiB. ``tests/gpu`` holds it against a GPU."""
 
-PAIRS_PROVIDED_FOR = 8
-"""Pairs whose communicators are provided for."""
+PAIRS_EACH_WAY = TRANSFERS_EACH_WAY
+"""So many pairs may be open to send on, and as many to receive on. No fewer than transfers, so that
+one that is not in use can always be closed for one that is needed."""
 
 
 def provided_bytes() -> int:
     """Memory to leave to transfers beside weights, graphs and pool.
 
-    Staging is of one direction: workers that only prefill or only decode never have more. One that
-    both sends and receives its fill takes as much again from the share that is left free.
+    Of one direction: workers that only prefill or only decode never have more. One that both sends
+    and receives its fill takes as much again from the share that is left free.
     """
     staging_bytes = TRANSFERS_EACH_WAY * NUM_SLOTS * SLOT_BYTES
-    return staging_bytes + PAIRS_PROVIDED_FOR * COMMUNICATOR_BYTES
+    return staging_bytes + PAIRS_EACH_WAY * COMMUNICATOR_BYTES

@@ -5,6 +5,7 @@ moves, and how it ends, is ``nccl_channel``'s.
 """
 
 import re
+import threading
 import time
 from functools import partial
 
@@ -14,7 +15,7 @@ from sangam_core.errors import TransferError
 from sangam_worker.transfer.chunks import chunks_of
 from sangam_worker.transfer.lanes import Lanes, SideStreams
 from sangam_worker.transfer.layer_rows import LayeredPool, LayerRows
-from sangam_worker.transfer.memory import SLOT_BYTES, TRANSFERS_EACH_WAY
+from sangam_worker.transfer.memory import PAIRS_EACH_WAY, SLOT_BYTES, TRANSFERS_EACH_WAY
 from sangam_worker.transfer.nccl_channel import NcclChannel
 from sangam_worker.transfer.nccl_library import UNIQUE_ID_BYTES, Nccl
 from sangam_worker.transfer.nccl_link import NOT_NCCLS, open_link
@@ -27,6 +28,9 @@ _RANKS = {Side.RECEIVER: 0, Side.SENDER: 1}
 _LOOK_SECONDS = 0.001
 
 _WARM_UP_SECONDS = 60.0
+
+_WARM_UP_PAGES = (1, 64)
+"""Torch has a kernel for few rows and one for many; each is loaded when it first runs."""
 
 _OFFER = re.compile(rf"(\d{{1,9}}):(\d{{1,2}}):([0-9a-f]{{{2 * UNIQUE_ID_BYTES}}})")
 
@@ -63,13 +67,18 @@ class NcclTransport:
 
     @property
     def staging_bytes(self) -> int:
-        """Device memory that transfers stage in, kept for the next; NCCL's own is not counted."""
+        """Device memory that transfers stage in, kept for the next; NCCL's own goes by pairs."""
         return self._lanes.num_bytes
 
     @property
-    def receives_at_once(self) -> int:
-        """As many as there are lanes to receive on."""
+    def transfers_each_way(self) -> int:
+        """As many as there are lanes."""
         return self._lanes.each_way
+
+    @property
+    def pairs_each_way(self) -> int:
+        """As many as there is memory for."""
+        return max(PAIRS_EACH_WAY, self._lanes.each_way)
 
     def warm_up(self) -> None:
         """Make the device load the copies' kernels, which might wait for a receive that runs.
@@ -77,17 +86,20 @@ class NcclTransport:
         Raises:
             TransferError: the device does not do them.
         """
-        chunk = chunks_of(1, 1, 1)[0]
         deadline = time.monotonic() + _WARM_UP_SECONDS
-        lane = self._lanes.take(Side.RECEIVER, deadline, lambda: None)
-        lane.take_index(self._rows.index((0,)))
-        for copy in (self._rows.gather, self._rows.scatter):
-            lane.copies.launch(partial(copy, chunk, lane.index, lane.slots[0][:1]))
-        ends = lane.ends()
-        while not all(end.is_done() for end in ends):
-            if time.monotonic() > deadline:
-                raise TransferError("the GPU does not copy KV pages")
-            time.sleep(_LOOK_SECONDS)
+        with self._lanes.on_device():
+            lane = self._lanes.take(Side.RECEIVER, deadline, lambda: None)
+            for wanted_pages in _WARM_UP_PAGES:
+                num_pages = min(wanted_pages, self._lanes.slot_pages, self._rows.total_pages)
+                lane.take_index(self._rows.index(range(num_pages)))
+                chunk = chunks_of(1, num_pages, num_pages)[0]
+                for copy in (self._rows.gather, self._rows.scatter):
+                    lane.copies.launch(partial(copy, chunk, lane.index, lane.slots[0][:num_pages]))
+            ends = lane.ends()
+            while not all(end.is_done() for end in ends):
+                if time.monotonic() > deadline:
+                    raise TransferError("the GPU does not copy KV pages")
+                time.sleep(_LOOK_SECONDS)
         self._lanes.give_back(lane, Side.RECEIVER)
 
     def offer(self) -> str:
@@ -101,7 +113,12 @@ class NcclTransport:
         return f"{self._lanes.slot_pages}:{self._max_ctas}:{unique_id.hex()}"
 
     def connect(
-        self, side: Side, communicator: str, offer: str, timeout_seconds: float
+        self,
+        side: Side,
+        communicator: str,
+        offer: str,
+        timeout_seconds: float,
+        given_up: threading.Event | None = None,
     ) -> KVChannel:
         """Meet the other side by the offer."""
         unique_id, max_ctas = self._terms(offer)
@@ -114,6 +131,7 @@ class NcclTransport:
             unique_id=unique_id,
             max_ctas=max_ctas,
             deadline=time.monotonic() + timeout_seconds,
+            given_up=given_up,
         )
         return NcclChannel(link, 1 - rank, self._rows, self._lanes, self._note)
 

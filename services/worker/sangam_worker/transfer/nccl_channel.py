@@ -11,7 +11,8 @@ A peer that dies without a word (no network between) is noticed at the deadline.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
@@ -77,7 +78,7 @@ class NcclChannel:
         watch.start()
         lane: Lane | None = None
         try:
-            with self._in_use:
+            with self._in_use, self._lanes.on_device():
                 try:
                     index = self._rows.index(pages)
                     self._link.stop_if_given_up()
@@ -130,28 +131,48 @@ class NcclChannel:
     def _finish(self) -> None:
         """Bring about the end, after whoever uses the channel or in their place."""
         is_mine = self._in_use.acquire(timeout=_STUCK_SECONDS)
-        self._link.end()  # a call that is stuck in NCCL is woken by this alone
+        with self._reported_if_late():
+            self._link.end()  # a call that is stuck in NCCL is woken by this alone
         if is_mine:
             self._in_use.release()
 
     def _end(self, lane: Lane | None, side: Side) -> None:
         """End the communicator, and wait until the device has let go of pages and staging."""
-        self._link.end()
-        if lane is None:
-            return
-        try:
-            self._wait_for_device(lane.ends())
-        except RuntimeError as error:  # a device that has failed for good
-            self._note(self, f"the GPU failed in a KV transfer: {error}")
-            self._lanes.lose(lane)
-        else:
-            self._note(self, None)
+        failure: RuntimeError | None = None
+        with self._reported_if_late():
+            self._link.end()
+            try:
+                if lane is not None:
+                    _wait_for_device(lane.ends())
+            except RuntimeError as error:  # a device that has failed for good
+                failure = error
+        if lane is not None and failure is None:
             self._lanes.give_back(lane, side)
+        elif lane is not None:
+            self._note(self, f"the GPU failed in a KV transfer: {failure}")
+            self._lanes.lose(lane)
 
-    def _wait_for_device(self, ends: tuple[Mark, ...]) -> None:
-        reported_at = time.monotonic() + _LET_GO_SECONDS
-        while not all(end.is_done() for end in ends):
-            if time.monotonic() > reported_at:
-                self._note(self, "the GPU does not end a KV transfer that was aborted")
-                reported_at = float("inf")
-            time.sleep(_LOOK_SECONDS)
+    @contextmanager
+    def _reported_if_late(self) -> Iterator[None]:
+        """Tell the worker while an end does not come: NCCL's abort, too, waits for the device."""
+        reported = threading.Event()
+
+        def report() -> None:
+            reported.set()
+            self._note(self, "the GPU does not end a KV transfer that was aborted")
+
+        late = threading.Timer(_LET_GO_SECONDS, report)
+        late.daemon = True
+        late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
+            late.join()
+            if reported.is_set():
+                self._note(self, None)
+
+
+def _wait_for_device(ends: tuple[Mark, ...]) -> None:
+    while not all(end.is_done() for end in ends):
+        time.sleep(_LOOK_SECONDS)

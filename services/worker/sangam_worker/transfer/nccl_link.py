@@ -54,7 +54,11 @@ class Link:
         except Exception as error:
             self.stop_if_given_up()
             raise TransferError(f"NCCL: {type(error).__name__}: {error}") from error
-        self.wait(lambda: self._state() == SUCCESS, deadline)
+        self.wait(self.is_ready, deadline)
+
+    def is_ready(self) -> bool:
+        """Whether NCCL has queued what it was told. ``TransferError`` when it cannot say."""
+        return self._state() == SUCCESS
 
     def wait(self, is_met: Callable[[], bool], deadline: float) -> None:
         """Wait until a condition is met.
@@ -120,11 +124,16 @@ def open_link(
     unique_id: bytes,
     max_ctas: int,
     deadline: float,
+    given_up: threading.Event | None = None,
 ) -> Link:
     """Meet the other rank.
 
+    Args:
+        given_up: set by another thread, it ends the wait at once.
+
     Raises:
-        TransferError: it did not come before the deadline, or NCCL cannot reach it.
+        TransferError: it did not come before the deadline, NCCL cannot reach it, or nobody wants
+            it any more.
     """
     config = library.NCCLConfig(blocking=False, max_ctas=max_ctas)
     try:
@@ -136,8 +145,14 @@ def open_link(
     except Exception as error:
         message = f"NCCL did not connect: {type(error).__name__}: {error}"
         raise TransferError(message) from error
+
+    def has_met() -> bool:
+        if given_up is not None and given_up.is_set():
+            raise TransferError("the channel was aborted")
+        return link.is_ready()
+
     try:
-        link.call(lambda communicator: None, deadline)
+        link.wait(has_met, deadline)
     except TransferError as error:
         link.end()
         raise TransferError(f"NCCL did not connect: {error}") from None

@@ -74,16 +74,17 @@ class NcclLoop:
     def copy(self, sources: Sequence[int], targets: Sequence[int], timeout_seconds: float) -> int:
         """Copy pages of every layer onto as many others; returns bytes. Raises as channels do."""
         deadline = time.monotonic() + timeout_seconds
-        self._out.take_index(self._rows.index(sources))
-        self._in.take_index(self._rows.index(targets))
-        free: list[tuple[Mark, Mark] | None] = [None] * NUM_SLOTS
-        chunks = chunks_of(self._rows.num_layers, len(sources), self._lanes.slot_pages)
-        for number, chunk in enumerate(chunks):
-            slot = number % NUM_SLOTS
-            free[slot] = self._copy_chunk(slot, chunk, free[slot], deadline)
-        for lane in (self._out, self._in):
-            for end in lane.ends():
-                self._link.wait(end.is_done, deadline)
+        with self._lanes.on_device():
+            self._out.take_index(self._rows.index(sources))
+            self._in.take_index(self._rows.index(targets))
+            free: list[tuple[Mark, Mark] | None] = [None] * NUM_SLOTS
+            chunks = chunks_of(self._rows.num_layers, len(sources), self._lanes.slot_pages)
+            for number, chunk in enumerate(chunks):
+                slot = number % NUM_SLOTS
+                free[slot] = self._copy_chunk(slot, chunk, free[slot], deadline)
+            for lane in (self._out, self._in):
+                for end in lane.ends():
+                    self._link.wait(end.is_done, deadline)
         return self._rows.num_layers * len(sources) * self._rows.page_bytes
 
     def _copy_chunk(

@@ -1,4 +1,4 @@
-"""Asks other workers for KV over their internal API (aiohttp).
+"""Speaks to other workers about KV over their internal API (aiohttp).
 
 Turns whatever a network can do into ``TransferError``; ``exchange`` decides what that costs.
 """
@@ -8,10 +8,19 @@ from pydantic import ValidationError
 
 from sangam_core.errors import TransferError
 from sangam_core.wire import TOKEN_HEADER
-from sangam_worker.transfer.exchange import TransferRefused
-from sangam_worker.transfer.wire import TransferAccepted, TransferRefusal, TransferRequest
+from sangam_worker.transfer.refusals import TransferRefused
+from sangam_worker.transfer.wire import (
+    PairClosed,
+    TransferAccepted,
+    TransferRefusal,
+    TransferRequest,
+)
 
 TRANSFERS_PATH = "/internal/v1/transfers"
+CLOSED_PATH = TRANSFERS_PATH + "/closed"
+
+_TELL_SECONDS = 2.0
+"""Longest time for telling a peer what it would find out by itself."""
 
 
 class PeerClient:
@@ -29,18 +38,8 @@ class PeerClient:
             TransferRefused: it said no.
             TransferError: it could not be reached, or did not answer in time or in our language.
         """
-        timeout = aiohttp.ClientTimeout(total=max(0.001, timeout_seconds))
-        try:
-            async with self._session.post(
-                url.rstrip("/") + TRANSFERS_PATH,
-                data=request.model_dump_json(),
-                headers={"content-type": "application/json"},
-                timeout=timeout,
-            ) as response:
-                status, body = response.status, await response.read()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            name = type(error).__name__
-            raise TransferError(f"asking {url}: {name} {error}".strip()) from None
+        content = request.model_dump_json()
+        status, body = await self._post(url, TRANSFERS_PATH, content, timeout_seconds)
         try:
             if status == 409:
                 raise TransferRefused(TransferRefusal.model_validate_json(body))
@@ -51,6 +50,31 @@ class PeerClient:
         text = body[:200].decode(errors="replace")
         raise TransferError(f"asking {url}: status {status}: {text}")
 
+    async def tell_closed(self, url: str, communicator: str) -> None:
+        """Tell the worker at ``url`` that this end of a pair is closed.
+
+        Raises:
+            TransferError: it could not be told.
+        """
+        closed = PairClosed(communicator=communicator).model_dump_json()
+        await self._post(url, CLOSED_PATH, closed, _TELL_SECONDS)
+
     async def close(self) -> None:
         """End the session."""
         await self._session.close()
+
+    async def _post(
+        self, url: str, path: str, content: str, timeout_seconds: float
+    ) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        try:
+            async with self._session.post(
+                url.rstrip("/") + path,
+                data=content,
+                headers={"content-type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=max(0.001, timeout_seconds)),
+            ) as response:
+                return response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            name = type(error).__name__
+            raise TransferError(f"asking {url}: {name} {error}".strip()) from None

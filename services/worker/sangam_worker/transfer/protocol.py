@@ -7,12 +7,13 @@ in a thread of the channel's own (``exchange``). Nothing here knows torch or HTT
 """
 
 import sys
+import threading
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
 ANY_NUMBER = sys.maxsize
-"""Of receives at once, where nothing bounds them."""
+"""Of transfers at once or of open pairs, where nothing bounds them."""
 
 
 class Side(StrEnum):
@@ -61,8 +62,16 @@ class KVTransport(Protocol):
         ...
 
     @property
-    def receives_at_once(self) -> int:
-        """How many channels may receive at once; senders are asked for no more."""
+    def transfers_each_way(self) -> int:
+        """How many channels may send at once, and how many receive; others are kept waiting."""
+        ...
+
+    @property
+    def pairs_each_way(self) -> int:
+        """How many channels of a side may be open, moving or not: what their memory is for.
+
+        At least ``transfers_each_way``, where memory is scarce.
+        """
         ...
 
     def offer(self) -> str:
@@ -70,15 +79,21 @@ class KVTransport(Protocol):
         ...
 
     def connect(
-        self, side: Side, communicator: str, offer: str, timeout_seconds: float
+        self,
+        side: Side,
+        communicator: str,
+        offer: str,
+        timeout_seconds: float,
+        given_up: threading.Event | None = None,
     ) -> KVChannel:
         """Meet the other side; both must call it.
 
         Args:
             communicator: names the channel, the same on both sides, unique over time.
+            given_up: set by another thread, it ends the call at once.
 
         Raises:
-            TransferError: the other side did not come in time.
+            TransferError: the other side did not come in time, or nobody wants it any more.
         """
         ...
 

@@ -1,6 +1,7 @@
-"""What two workers say to each other about a transfer (``POST /internal/v1/transfers``).
+"""What two workers say to each other about transfers (``POST /internal/v1/transfers``).
 
 The receiver asks, once its pages are reserved; the sender says yes and begins, or says why not.
+Whoever closes its end of a pair tells the other (``POST /internal/v1/transfers/closed``).
 """
 
 from typing import Annotated, Literal
@@ -18,6 +19,7 @@ class TransferRequest(WireModel):
     Attributes:
         sender_epoch: the life of the sender that holds the block.
         receiver_id, receiver_epoch: who asks; with ``sender_epoch`` they name the pair.
+        receiver_url: where to tell the receiver that the sender has closed its end.
         num_pages: pages that the receiver has reserved.
         communicator: names the pair's channel.
         offer: the transport's, for a channel that is to be made; ``None`` for one that the
@@ -30,6 +32,7 @@ class TransferRequest(WireModel):
     sender_epoch: str
     receiver_id: str
     receiver_epoch: str
+    receiver_url: str = ""
     model: str
     kv: KVGeometry
     transport: str
@@ -52,7 +55,19 @@ class TransferRefusal(WireModel):
     ``not_held``: no such block waits here (cancelled, or being sent already). ``wrong_epoch``:
     it was held by an earlier life. ``mismatch``: model, KV geometry, transport or page count
     differ. ``stale_channel``: the channel is not connected here; ask again with an offer.
+    ``busy``: others were being sent until the deadline.
     """
 
-    code: Literal["not_held", "wrong_epoch", "mismatch", "stale_channel"]
+    code: Literal["not_held", "wrong_epoch", "mismatch", "stale_channel", "busy"]
     message: str
+
+
+class PairClosed(WireModel):
+    """One end of a pair is gone, so that the other is of no use.
+
+    Attributes:
+        communicator: of the pair; who does not know it has nothing to do.
+    """
+
+    protocol: int = PROTOCOL_VERSION
+    communicator: Annotated[str, Field(min_length=1, max_length=100)]
