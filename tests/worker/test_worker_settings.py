@@ -81,6 +81,8 @@ def test_every_field_says_what_it_means() -> None:
         ({"TOTAL_PAGES": "0"}, "SANGAM_TOTAL_PAGES"),
         ({"LEASE_SECONDS": "1.5"}, "SANGAM_LEASE_SECONDS"),
         ({"HOST": "0.0.0.0"}, "SANGAM_ADVERTISE_HOST"),
+        ({"HOST": "[::1]"}, "SANGAM_HOST"),
+        ({"ADVERTISE_HOST": "[fd00::7]"}, "SANGAM_ADVERTISE_HOST"),
         ({"PORT_RANGE": "30000-20000"}, "SANGAM_PORT_RANGE"),
         ({"PORT_RANGE": "many"}, "SANGAM_PORT_RANGE"),
         ({"REDIS_NAMESPACE": "a{b"}, "SANGAM_REDIS_NAMESPACE"),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import uvicorn
 from starlette.types import ASGIApp
 
+from sangam_core.addresses import host_and_port, http_url
 from sangam_core.errors import ConfigurationError
 from sangam_router.connection import MAX_HEAD_BYTES, connections
 
@@ -43,7 +44,7 @@ class Listener:
     def url(self) -> str:
         """Where it is, for logs."""
         host, port = self.listening.getsockname()[:2]
-        return f"http://{host}:{port}"
+        return http_url(host, port)
 
     def server(self, shutdown_seconds: float, *, head_seconds: float) -> QuietServer:
         """The server; not started."""
@@ -77,7 +78,9 @@ def listen(host: str, port: int, name: str) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
     except OSError as error:
-        raise ConfigurationError(f"{name}: cannot listen on {host}:{port}: {error}") from None
+        raise ConfigurationError(
+            f"{name}: cannot listen on {host_and_port(host, port)}: {error}"
+        ) from None
     listening.setblocking(False)
     listening.listen(_BACKLOG)
     return listening

@@ -12,6 +12,7 @@ from typing import Protocol
 import structlog
 from starlette.types import ASGIApp
 
+from sangam_core.addresses import http_url
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_core.lease import LedgerKeys, WorkerLease
 from sangam_worker.api import ApiParts, create_app
@@ -90,7 +91,7 @@ class Worker:
         settings = self.settings
         sock = bind(settings.host, settings.ports)
         port = sock.getsockname()[1]
-        self.url = f"http://{settings.reachable_host}:{port}"
+        self.url = http_url(settings.reachable_host, port)
         self._put_together()
         try:
             await asyncio.to_thread(self.loop.start)

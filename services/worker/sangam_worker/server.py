@@ -14,6 +14,7 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from sangam_core.addresses import host_and_port
 from sangam_core.errors import ConfigurationError
 
 _BACKLOG = 2048
@@ -33,7 +34,7 @@ def bind(host: str, ports: Sequence[int]) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigurationError(
-                    f"SANGAM_HOST/SANGAM_PORT: cannot bind {host}:{port}: {error}"
+                    f"SANGAM_HOST/SANGAM_PORT: cannot bind {host_and_port(host, port)}: {error}"
                 ) from None
     raise ConfigurationError(
         f"SANGAM_PORT/SANGAM_PORT_RANGE: no free port in {ports[0]}-{ports[-1]} of {host}"

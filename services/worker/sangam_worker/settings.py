@@ -252,6 +252,9 @@ class WorkerSettings(ServiceSettings):
             raise ValueError(
                 f"SANGAM_ADVERTISE_HOST must be set, since SANGAM_HOST is {self.host!r}"
             )
+        for name, host in (("HOST", self.host), ("ADVERTISE_HOST", self.advertise_host or "")):
+            if host.startswith("["):
+                raise ValueError(f"SANGAM_{name} {host!r}: an IPv6 address, but without brackets")
         if self.port_range is not None and not self.ports:
             raise ValueError("SANGAM_PORT_RANGE must be LOW-HIGH with 1 <= LOW <= HIGH <= 65535")
         return self
