@@ -18,6 +18,8 @@ from sangam_worker.models.linear import padded_rows
 from sangam_worker.plan import Pass
 from sangam_worker.sampling.rules import committable
 
+_SLOTS_OF_A_PAGE = np.arange(PAGE_TOKENS)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedBatch:
@@ -139,7 +141,10 @@ def _slots(item: Pass) -> Int64s:
 @lru_cache(maxsize=256)
 def contiguous_slots(pages: tuple[int, ...], start: int, stop: int) -> Int64s:
     """Slots of positions ``start .. stop - 1``: the same in every decode of a block."""
-    return _slots_at(pages, np.arange(start, stop, dtype=np.int64))
+    first = start // PAGE_TOKENS
+    table = np.array(pages[first : -(-stop // PAGE_TOKENS)], dtype=np.int64)
+    slots = (table[:, None] * PAGE_TOKENS + _SLOTS_OF_A_PAGE).ravel()
+    return slots[start - first * PAGE_TOKENS :][: stop - start]
 
 
 def _slots_at(pages: tuple[int, ...], positions: Int64s) -> Int64s:

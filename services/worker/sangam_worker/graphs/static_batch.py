@@ -9,6 +9,7 @@ changed: between two passes over the same blocks only the tokens do. Called by `
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -80,6 +81,8 @@ class StaticBatch:
         self._qo_indptr, self._page_indptr, self._last_lengths, self._kv_lengths = (
             each.numpy() for each in _cut(self._bounds, bounds)
         )
+        self._full_indptr = np.arange(num_blocks + 1, dtype=np.int32) * np.int32(block_tokens)
+        self._none_ragged = np.zeros(num_blocks, dtype=np.bool_)
         self.fixed = FixedBatch(num_blocks, block_tokens, self._lay_out_full(), slots, pages)
 
     def feed(self, passes: Sequence[Pass]) -> None:
@@ -91,16 +94,20 @@ class StaticBatch:
 
     def lay_out(self, passes: Sequence[Pass]) -> AttentionLayout:
         """Write everything else, and give the layout that an attention backend plans with."""
-        starts = np.array([item.positions[0] for item in passes], dtype=np.int64)
-        rows = starts[:, None] + np.arange(self._block_tokens)
-        num_rows, num_passes = rows.size, len(passes)
-        self._positions[:num_rows] = rows.ravel()
+        num_passes, block_tokens = len(passes), self._block_tokens
+        num_rows = num_passes * block_tokens
+        starts = [item.positions[0] for item in passes]
+        seen = [item.sees for item in passes]
+        places = [
+            _place(item.pages, start, block_tokens, sees)
+            for item, start, sees in zip(passes, starts, seen, strict=True)
+        ]
+        rows = self._positions[:num_rows].reshape(num_passes, block_tokens)
+        np.add(np.array(starts)[:, None], self._every_row[:block_tokens], out=rows)
         self._positions[num_rows:] = 0
-        np.concatenate([_slots_of(item) for item in passes], out=self._slots[:num_rows])
+        np.concatenate([place.slots for place in places], out=self._slots[:num_rows])
         self._slots[num_rows:] = self._scratch_slots[num_rows:]
-        seen = np.array([item.sees for item in passes], dtype=np.int32)
-        tables = [_page_array(item.pages, -(-item.sees // PAGE_TOKENS)) for item in passes]
-        return self._layout(num_passes, seen, tables)
+        return self._layout(np.array(seen, dtype=np.int32), [place.pages for place in places])
 
     def send(self, layout: AttentionLayout | None) -> None:
         """Copy to the device: everything up to the layout's pages, or without one the tokens."""
@@ -114,21 +121,19 @@ class StaticBatch:
         self._slots[:] = self._scratch_slots
         page = np.array([self._scratch], dtype=np.int32)
         seen = np.full(self.num_blocks, PAGE_TOKENS, dtype=np.int32)
-        layout = self._layout(self.num_blocks, seen, [page] * self.num_blocks)
+        layout = self._layout(seen, [page] * self.num_blocks)
         self.send(layout)
         # Of its own: the arrays will be other batches'.
         return AttentionLayout(*(getattr(layout, each.name).copy() for each in fields(layout)))
 
-    def _layout(self, num_passes: int, seen: Int32s, tables: Sequence[Int32s]) -> AttentionLayout:
-        """Of ``num_passes`` sequences and, behind them, as many empty ones as fill up the batch."""
-        indptr = self._page_indptr
+    def _layout(self, seen: Int32s, tables: Sequence[Int32s]) -> AttentionLayout:
+        """Of some sequences and, behind them, as many empty ones as fill up the batch."""
+        indptr, num_passes = self._page_indptr, len(seen)
         np.cumsum([len(table) for table in tables], out=indptr[1 : num_passes + 1])
         num_pages = indptr[num_passes]
         indptr[num_passes + 1 :] = num_pages
         np.concatenate(tables, out=self._pages[:num_pages])
-        bound = num_passes * self._block_tokens
-        self._qo_indptr[: num_passes + 1] = np.arange(0, bound + 1, self._block_tokens)
-        self._qo_indptr[num_passes + 1 :] = bound
+        np.minimum(self._full_indptr, num_passes * self._block_tokens, out=self._qo_indptr)
         for lengths, of_passes in (
             (self._kv_lengths, seen),
             (self._last_lengths, (seen - 1) % PAGE_TOKENS + 1),
@@ -139,7 +144,7 @@ class StaticBatch:
             qo_indptr=self._qo_indptr,
             head_indptr=self._qo_indptr,
             kv_lengths=self._kv_lengths,
-            is_ragged=np.zeros(self.num_blocks, dtype=np.bool_),
+            is_ragged=self._none_ragged,
             kv_page_indptr=indptr,
             kv_page_indices=self._pages[:num_pages],
             kv_last_page_lengths=self._last_lengths,
@@ -148,20 +153,21 @@ class StaticBatch:
         )
 
 
-def _slots_of(item: Pass) -> Int32s:
-    first = item.positions[0]
-    return _narrowed_slots(item.pages, first, first + len(item.positions))
+class _Place(NamedTuple):
+    """Where a pass's K/V are: the same in every decode of a block.
+
+    Attributes:
+        slots: of its rows. pages: that it sees.
+    """
+
+    slots: Int32s
+    pages: Int32s
 
 
 @lru_cache(maxsize=256)
-def _narrowed_slots(pages: tuple[int, ...], start: int, stop: int) -> Int32s:
-    return contiguous_slots(pages, start, stop).astype(np.int32)
-
-
-@lru_cache(maxsize=256)
-def _page_array(pages: tuple[int, ...], number: int) -> Int32s:
-    """The first ``number`` pages: the same in every decode of a block."""
-    return np.array(pages[:number], dtype=np.int32)
+def _place(pages: tuple[int, ...], start: int, num_rows: int, sees: int) -> _Place:
+    slots = contiguous_slots(pages, start, start + num_rows).astype(np.int32)
+    return _Place(slots, np.array(pages[: -(-sees // PAGE_TOKENS)], dtype=np.int32))
 
 
 def _host_bytes(number: int, device: torch.device) -> Tensor:
