@@ -31,7 +31,7 @@ UP_FLAGS := \
 	$(if $(PORT),--port $(PORT)) \
 	$(if $(INTERNAL_PORT),--internal-port $(INTERNAL_PORT))
 
-.PHONY: help install up chat check format test test-fast gpu-interfaces test-gpu test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels reproduce loadtest clean
+.PHONY: help install up chat check format test test-fast gpu-interfaces test-gpu test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels gpu-kernels reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -68,7 +68,7 @@ test: $(STAMP) ## every test: unit, property, golden, integration with real proc
 test-fast: $(STAMP) ## the tests that start no processes
 	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
 
-GPU_LIBRARIES := flashinfer-python apache-tvm-ffi nvidia-ml-py nccl4py cuda-core cuda-bindings cuda-pathfinder
+GPU_LIBRARIES := flashinfer-python apache-tvm-ffi ninja nvidia-ml-py nccl4py cuda-core cuda-bindings cuda-pathfinder
 
 gpu-interfaces: $(STAMP) ## FlashInfer's and NCCL's Python (not CUDA), so that tests hold calls against their signatures
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps -c constraints-gpu.txt $(GPU_LIBRARIES)
@@ -132,7 +132,7 @@ bench-simulator: $(STAMP) ## the simulator against real workers on this machine,
 
 # On a GPU machine, whose own environment has torch for its CUDA: these make no virtual environment
 # but take PYTHON's. ARGS is handed on (--seconds, --only, --help). Without a network there, bring
-# what `make gpu-wheels` fetches, and use loadtest/benchmarks/gpu/run.sh.
+# what `make gpu-wheels gpu-kernels` leave in wheels/, and use loadtest/benchmarks/gpu/run.sh.
 GPU_PATH := $(CURDIR)/services/core:$(CURDIR)/services/router:$(CURDIR)/services/worker:$(CURDIR)/loadtest
 GPU_ENV = PYTHONPATH=$(GPU_PATH)$${PYTHONPATH:+:$$PYTHONPATH}
 GPU_FLAGS = $(if $(OUT),--out $(abspath $(OUT))) $(ARGS)
@@ -150,6 +150,18 @@ gpu-wheels: ## fetch what bench-gpu needs into wheels/, for a machine without a 
 	$(PYTHON) -m pip download --disable-pip-version-check $(WHEEL_FLAGS) -d wheels \
 		-c constraints-gpu.txt -r loadtest/benchmarks/gpu/wheels.txt
 	$(PYTHON) -m pip wheel --disable-pip-version-check --no-deps -w wheels .
+
+GPU_TOOLKIT := .sangam/toolkit
+GPU_TOOLKIT_STAMP := $(GPU_TOOLKIT)/.installed
+
+$(GPU_TOOLKIT_STAMP): loadtest/benchmarks/gpu/toolkit.txt | $(STAMP)
+	rm -rf $(GPU_TOOLKIT)
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --target $(GPU_TOOLKIT) -r $<
+	@touch $@
+
+gpu-kernels: gpu-interfaces $(GPU_TOOLKIT_STAMP) ## compile FlashInfer's kernels for an H200 into wheels/, without a GPU (half an hour on 2 cores)
+	cd loadtest && PATH="$(abspath $(BIN)):$$PATH" FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=$(CURDIR)/.sangam \
+		$(abspath $(BIN))/python -m benchmarks.gpu.carried_kernels pack $(CURDIR)/wheels $(CURDIR)/$(GPU_TOOLKIT)/nvidia/cu13
 
 bench-router: $(STAMP) ## block dispatches a second of one router, workers stubbed
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.router_dispatch
