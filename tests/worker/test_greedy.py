@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from sangam_worker.models.config import read_model_config
 from sangam_worker.plan import Pass, PassOutcome
 from sangam_worker.sampling.greedy import GreedyKernel, greedy_kernel
 from sangam_worker.sampling.sampler import Sampler
+from sangam_worker.triton_compiler import first_use
 
 MASKED = 5
 GREEDY = {
@@ -162,3 +164,23 @@ def test_a_gpu_without_triton_is_a_clear_error_at_the_start(
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ConfigurationError, match=r"Triton.*pip install '\.\[gpu\]"):
         greedy_kernel(read_model_config(LLADA), torch.bfloat16, torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("Failed to find C compiler.\nmore"), "Failed to find C compiler.;"),
+        (CalledProcessError(1, ["gcc"]), "gcc"),
+        (PermissionError(13, "Permission denied", "/root/.triton"), "/root/.triton"),
+    ],
+)
+def test_what_triton_lacks_is_told_in_a_line(error: Exception, said: str) -> None:
+    with pytest.raises(ConfigurationError, match="needs a C compiler") as told, first_use("It"):
+        raise error
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_that_the_memory_ran_out_is_no_trouble_of_triton_s() -> None:
+    with pytest.raises(torch.OutOfMemoryError), first_use("It"):
+        raise torch.OutOfMemoryError("CUDA out of memory")

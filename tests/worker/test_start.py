@@ -21,6 +21,7 @@ from sangam_worker.progress import SILENT
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.sizing import FIXED_BYTES, bytes_per_page, config_of, rotation_bytes
 from sangam_worker.start import GpuStart, buckets_of, kernels_of, needs_of, start_engine
+from sangam_worker.warm_up import WarmUps
 
 GB = 10**9
 LLADA_8B = random_config("random:llada-8b")
@@ -100,7 +101,8 @@ def said() -> Iterator[list[Any]]:
 def test_weights_come_first_then_passes_then_graphs() -> None:
     gpu = FakeGpu()
     started(gpu)
-    assert gpu.events == ["weights", *["pass"] * 5, "largest", "pass", "graphs"]
+    passes = ["pass"] * len(WarmUps(LLADA_8B, 32, 1000).of_every_kind())
+    assert gpu.events == ["weights", *passes, "largest", "pass", "graphs"]
 
 
 def test_the_pool_takes_what_measured_weights_and_estimates_leave() -> None:

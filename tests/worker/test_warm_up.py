@@ -10,6 +10,7 @@ from tests.worker.checkpoints import DREAM, LLADA, an_engine, random_state, writ
 from tests.worker.checkpoints import llada_config as a_config
 
 from sangam_core.errors import ConfigurationError
+from sangam_worker.attention.flashinfer_layout import measured_kernel, rows_of, split
 from sangam_worker.models.config import read_model_config
 from sangam_worker.models.random_models import random_config
 from sangam_worker.packing import pack
@@ -52,6 +53,29 @@ def test_they_cover_prefills_decodes_noise_and_passes_without_pages() -> None:
     assert any(each.decoding.temperature > 0 for each in passes)
     assert any(not each.pages for each in passes)
     assert all(page < 100 for each in passes for page in each.pages)
+
+
+@pytest.mark.parametrize(("config", "group"), [(LLADA_8B, 1), (DREAM_7B, 7)])
+def test_every_attention_kernel_that_an_iteration_may_choose_is_loaded(
+    config: Any, group: int
+) -> None:
+    """FA2's by its tiles (``FA2DetermineCtaTileQ``), and both by whether there are pages."""
+    choose = measured_kernel(config.num_heads, config.num_kv_heads)
+    seen = set()
+    for warm_up in WarmUps(config, 32, 100).of_every_kind():
+        layout = pack(warm_up.passes, config.family).layout
+        paged, alone = split(layout)
+        for sequences, is_alone in ((paged.sequences, False), (alone, True)):
+            for indptr in (layout.qo_indptr, layout.head_indptr):
+                own, _ = rows_of(indptr, sequences)
+                if own[-1]:
+                    average = group * int(own[-1]) // len(sequences)
+                    tile = 16 if average <= 16 else 64 if average <= 64 else 128
+                    kernel = choose(layout)
+                    seen.add((kernel, is_alone, tile if kernel == "fa2" else None))
+    paged_tiles = {("fa2", False, tile) for tile in (16, 64, 128)}
+    assert seen >= paged_tiles | {("fa3", False, None), ("fa3", True, None)}
+    assert any(kernel == "fa2" and is_alone for kernel, is_alone, _ in seen)
 
 
 @pytest.mark.parametrize("config", [LLADA_8B, DREAM_7B], ids=["llada", "dream"])

@@ -1,9 +1,10 @@
 """Iterations of every kind, run before the port opens: what is loaded, compiled or grown lazily.
 
-Decides which iterations stand for all that may come: a prefill, its decode, both together with
-noise, a pass without pages, and the largest that can be. Their outcomes are thrown away, except
-that logits which are not numbers stop the start. Called by ``start``, and by ``process`` on the
-thread that will run them, for which libraries make things of their own.
+Decides which iterations stand for all that may come: prefills, their decodes, both together,
+noise, passes without pages, and the largest that can be; of such numbers of rows that each kernel
+of attention is chosen once, as CUDA loads kernels when they are first launched. Their outcomes are
+thrown away, except that logits which are not numbers stop the start. Called by ``start``, and by
+``process`` on the thread that will run them, for which libraries make things of their own.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,17 @@ from sangam_worker.sizing import LargestIteration
 
 _PREFILL_TOKENS = 4096
 """Of one prefill in the largest iteration: memory goes by rows, time by lengths as well."""
+
+
+_MIDDLE_TOKENS = 128
+"""FA2's tiles are of 16, 64 or 128 rows (times the heads that share K and V)."""
+
+_LONG_TOKENS = 512
+"""Prefills from which FA3 is taken, and contexts that FA2 splits for one decode."""
+
+_FEW_MASKS = (1, 8)
+"""Rows of the last layer in a block that is nearly done: tiles of 16, and where heads share, of
+64."""
 
 
 class Limits(Protocol):
@@ -72,17 +84,29 @@ class WarmUps:
         self._most_tokens = min(config.max_sequence_tokens, total_pages * PAGE_TOKENS)
         # Two blocks, or what the pool holds: then one is cut.
         self._short = min(2 * block_length, self._most_tokens)
+        self._middle = max(self._short, min(_MIDDLE_TOKENS, self._most_tokens))
+        self._long = max(self._short, min(_LONG_TOKENS, self._most_tokens))
 
     def of_every_kind(self) -> tuple[WarmUp, ...]:
         """Small ones, in an order in which pages are written before they are read."""
         prefill, decode = self._pass(self._short, "prefill"), self._decode("decode")
+        long = self._pass(self._long, "long prefill")
         noisy = Decoding(temperature=1.0, top_p=0.9)
+        few_masks = [
+            self._pass(self._long, "long decode", is_decode=True, most_masks=number)
+            for number in _FEW_MASKS
+        ]
         return (
             WarmUp("a prefill", (prefill,)),
             WarmUp("a decode", (decode,)),
             WarmUp("both", (decode, prefill)),
+            WarmUp("a middle prefill", (self._pass(self._middle, "middle prefill"),)),
+            WarmUp("a long prefill", (long,)),
+            *(WarmUp("a long decode", (each,)) for each in few_masks),
+            WarmUp("a long prefill beside a decode", (decode, long)),
             WarmUp("noise", (self._pass(self._short, "noise", decoding=noisy),)),
             WarmUp("no cache", (self._pass(self._short, "alone", has_pages=False),)),
+            WarmUp("no cache, long", (self._pass(self._long, "long alone", has_pages=False),)),
         )
 
     def largest(self, iteration: LargestIteration) -> WarmUp:
@@ -120,6 +144,7 @@ class WarmUps:
         *,
         is_decode: bool = False,
         has_pages: bool = True,
+        most_masks: int | None = None,
         decoding: Decoding | None = None,
     ) -> Pass:
         block = range(max(0, total_tokens - self._block_length), total_tokens)
@@ -135,7 +160,7 @@ class WarmUps:
             block=block,
             block_index=0,
             step=1,  # in step 0 Dream's first position alone commits, and needs logits
-            masked=tuple(block),
+            masked=tuple(block[:most_masks]),
             initial_masks=len(block),
             carry=0.0,
             decoding=Decoding() if decoding is None else decoding,

@@ -17,6 +17,7 @@ from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.fp8 import Fp8Rows
 from sangam_worker.models.fp8_torch import TorchFp8Kernels
 from sangam_worker.models.operators import GateUp, Operators, OperatorsFactory, Rotation
+from sangam_worker.triton_compiler import first_use
 
 WIDTH_UNIT = 16
 """cuBLAS multiplies e4m3 matrices whose widths are multiples of this (bytes)."""
@@ -110,7 +111,8 @@ def with_fp8(operators: OperatorsFactory, kernels: Fp8Kernels) -> OperatorsFacto
     """FP8 around the operators of a model's dtype; making them compiles the kernels."""
 
     def made(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Fp8Operators:
-        _run_once(kernels, config, dtype, device)
+        with first_use("FP8's kernels"):
+            _run_once(kernels, config, dtype, device)
         return Fp8Operators(config, dtype, operators(config, dtype, device), kernels)
 
     return made

@@ -16,6 +16,7 @@ from sangam_worker.extras import HOW_TO_INSTALL
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import padded_rows
 from sangam_worker.sampling.candidates import Draw, Measure
+from sangam_worker.triton_compiler import first_use
 
 
 class Column(IntEnum):
@@ -57,7 +58,7 @@ def greedy_kernel(
     Compiling takes seconds, and is kept in Triton's cache (``TRITON_CACHE_DIR``).
 
     Raises:
-        ConfigurationError: Triton is missing.
+        ConfigurationError: Triton is missing, or cannot compile.
     """
     if device.type != "cuda":
         return None
@@ -69,9 +70,10 @@ def greedy_kernel(
             + HOW_TO_INSTALL
         ) from None
     rows = torch.zeros((padded_rows(1), config.vocab_size), dtype=dtype, device=device)
-    for num_columns in {columns_of(config, measure) for measure in Measure}:
-        summarise(rows, config.mask_id, num_columns)
-    torch.cuda.synchronize(device)
+    with first_use("the sampling kernel"):
+        for num_columns in {columns_of(config, measure) for measure in Measure}:
+            summarise(rows, config.mask_id, num_columns)
+        torch.cuda.synchronize(device)
     return summarise
 
 
