@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from sangam_core.admission import ADMISSION_POLICIES
+from sangam_core.counted import counted
 from sangam_core.errors import ConfigurationError
 from sangam_core.placements import PLACEMENTS
 from sangam_loadtest.arrivals import ArrivalProcess
@@ -204,7 +205,9 @@ def _choices(choices: Choices, is_quick: bool, **given: Sequence[Any] | None) ->
 def _check_splits(choices: Choices, num_gpus: int) -> None:
     for split in choices.splits:
         if (found := Split.parse(split).num_workers) != num_gpus:
-            raise ConfigurationError(f"--split {split}: has {found} workers for {num_gpus} GPUs")
+            raise ConfigurationError(
+                f"--split {split}: has {counted(found, 'worker')} for {counted(num_gpus, 'GPU')}"
+            )
 
 
 def _scenario(
@@ -234,7 +237,7 @@ def _asked_told(
     return (
         f"{gpus} x {costs.gpu}, {costs.model} {costs.quantization}, {load.trace} at "
         f"{scenario.load.arrivals.rate:g} requests/s{arrivals}, {objectives}; "
-        f"full runs of {effort.num_requests} requests"
+        f"full runs of {counted(effort.num_requests, 'request')}"
     )
 
 
@@ -297,11 +300,15 @@ def _show_interrupted(
     if best is None:
         console.print("interrupted before anything was found")
         return
-    told = f"after runs of {best.job.num_requests} requests"
+    told = f"after runs of {counted(best.job.num_requests, 'request')}"
     console.print(f"interrupted; best so far ({told}): {best.candidate}", soft_wrap=True)
     console.print(f"  {values_told(best, scenario.objectives)}", soft_wrap=True)
     write_candidates(search.trials, scenario.objectives, output)
     console.print(f"{output / CANDIDATES_NAME}", soft_wrap=True)
+
+
+def _do(num_gpus: int) -> str:
+    return f"{counted(num_gpus, 'GPU')} {'does' if num_gpus == 1 else 'do'}"
 
 
 def _show_fewest(fewest: Trial | None, gpus: int, scenario: Scenario, console: Console) -> None:
@@ -309,7 +316,7 @@ def _show_fewest(fewest: Trial | None, gpus: int, scenario: Scenario, console: C
         console.print(f"not even {2 * gpus} GPUs do", soft_wrap=True)
         return
     console.print(
-        f"{fewest.candidate.num_gpus} GPUs do: {fewest.candidate}: "
+        f"{_do(fewest.candidate.num_gpus)}: {fewest.candidate}: "
         f"{values_told(fewest, scenario.objectives)}",
         soft_wrap=True,
     )

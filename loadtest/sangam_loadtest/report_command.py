@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from sangam_core.counted import counted
 from sangam_core.errors import ConfigurationError
 from sangam_router.command_errors import errors_told
 
@@ -62,7 +63,7 @@ def report_command(
         from sangam_loadtest.report.passes import load_passes
 
         files = record_files(runs)
-        with console.status(f"reading {len(files)} files of records, drawing"):
+        with console.status(f"reading {counted(len(files), 'file')} of records, drawing"):
             beside = () if passes else passes_beside(files)
             report = write_report(
                 load_runs(files),

@@ -10,6 +10,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from sangam_core.counted import counted
 from sangam_loadtest.client.open_loop import Progress
 from sangam_loadtest.summary import Summary
 
@@ -83,8 +84,8 @@ def _lines(summary: Summary) -> Iterable[str]:
     more = [f"{summary.num_warmup} of the warm-up not counted"] if summary.num_warmup else []
     if summary.num_interrupted:
         more.append(f"{summary.num_interrupted} interrupted")
-    counted = f"{summary.num_completed} of {summary.num_requests} requests answered"
-    yield ", ".join([counted, *more])
+    answered = f"{summary.num_completed} of {counted(summary.num_requests, 'request')} answered"
+    yield ", ".join([answered, *more])
     if summary.completed_rate is not None:
         offered = f"{summary.offered_rate:.3g}" if summary.offered_rate else "?"
         yield (
@@ -97,7 +98,8 @@ def _lines(summary: Summary) -> Iterable[str]:
         tasks = ", ".join(f"{task} {share:.1%}" for task, share in summary.accuracy_of_task.items())
         yield f"right answers: {summary.accuracy:.1%} of {summary.num_checked_answers} ({tasks})"
     if summary.num_block_retries:
-        yield f"{summary.num_block_retries} blocks were started again on another worker"
+        started = "was started" if summary.num_block_retries == 1 else "were started"
+        yield f"{counted(summary.num_block_retries, 'block')} {started} again on another worker"
     if (health := summary.health) is not None:
         yield (
             f"client: at most {health.peak_in_flight} in flight, {health.num_late} sent late, loop "

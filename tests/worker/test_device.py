@@ -19,7 +19,7 @@ from sangam_worker.transfer.choice import prepare_transport
             "torch, or set SANGAM_DEVICE to cpu",
         ),
         ("cuda", TorchBuild("2.13.0", "13.0", 0), r"torch 2.13.0 \(CUDA 13.0\) sees no GPU; "),
-        ("cuda:2", TorchBuild("2.13.0", "13.0", 2), r"'cuda:2': torch sees 2 GPU\(s\), counted"),
+        ("cuda:2", TorchBuild("2.13.0", "13.0", 2), r"'cuda:2': torch sees 2 GPUs, counted"),
     ],
 )
 def test_a_gpu_that_is_not_there_is_told_with_the_fix(

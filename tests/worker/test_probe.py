@@ -121,7 +121,7 @@ async def test_draining_ends_at_its_deadline(tmp_path: Path) -> None:
         engine.gate.clear()
         run: BlockRun = await client.start(worker, a_start(worker, "stuck"))
         env = environment(port_file, SANGAM_DRAIN_DEADLINE_SECONDS="0.4")
-        assert await asyncio.to_thread(probe.drain, env) == "1 blocks are left after 0.4 s"
+        assert await asyncio.to_thread(probe.drain, env) == "1 block is left after 0.4 s"
         engine.gate.set()
         await run.rest()
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import ceil, log2
 
+from sangam_core.counted import counted
 from sangam_loadtest.capacity import Capacity, ProbeResult, Search, find_capacity, judge
 from sangam_loadtest.recommend.candidates import Candidate, Choices, Mode, neighbours
 from sangam_loadtest.recommend.halving import halved, kept, lasts, next_rate, ranked, tells
@@ -152,7 +153,7 @@ class DeploymentSearch:
 
     def holding_on(self, candidates: Sequence[Candidate]) -> Trial | None:
         """The best of the candidates that hold the objectives in a full run at the rate."""
-        self._on_stage(Stage(f"{candidates[0].num_gpus} GPUs", len(candidates)))
+        self._on_stage(Stage(counted(candidates[0].num_gpus, "GPU"), len(candidates)))
         trials = self._measure(candidates, self._rate, self._effort.num_requests)
         order = ranked(trials, self.worth)
         return next((t for t in order if t.holds(self._scenario.objectives)), None)
@@ -216,7 +217,7 @@ class DeploymentSearch:
         rate, before = self._race_rate, self._leading
         if before is not None and rate > before.job.rate and not tells(before, length, rate):
             rate = before.job.rate
-        told = f"{title}: runs of {length} requests at {rate:.4g}/s"
+        told = f"{title}: runs of {counted(length, 'request')} at {rate:.4g}/s"
         self._on_stage(Stage(told, len(candidates)))
         trials = self._measure(candidates, rate, length)
         self._leading = ranked(trials, self.worth)[0]

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sangam_core.counted import counted
 from sangam_loadtest.capacity import Objective
 from sangam_loadtest.recommend.candidates import Candidate
 from sangam_loadtest.recommend.deploy import helm_command, local_command
@@ -55,7 +56,7 @@ def show_deployment(candidate: Candidate, model: str, console: Console) -> None:
 
 def gpus_told(number: int) -> str:
     """A number of GPUs in words."""
-    return f"{number} GPU" if number == 1 else f"{number} GPUs"
+    return counted(number, "GPU")
 
 
 def capacity_told(finalist: Finalist) -> str:
@@ -142,13 +143,14 @@ def _warnings(finalists: Sequence[Finalist]) -> Iterator[str]:
             yield f"by proportion {needed} of the {num_gpus} GPUs would do; try --gpus {needed}"
         if best.margin < 0:
             yield (
-                f"by proportion {needed} GPUs would do (--more-gpus searches among up to "
+                f"by proportion {gpus_told(needed)} would do (--more-gpus searches among up to "
                 f"{2 * num_gpus})"
             )
     if best.trial.job.num_requests < MIN_JUDGED:
         yield (
-            f"runs of {best.trial.job.num_requests} requests are too short to see whether queues "
-            "go on growing, so what they hold may be more than can be sustained (--requests)"
+            f"runs of {counted(best.trial.job.num_requests, 'request')} are too short to see "
+            "whether queues go on growing, so what they hold may be more than can be sustained "
+            "(--requests)"
         )
     if best.trial.growth is not None:
         yield (

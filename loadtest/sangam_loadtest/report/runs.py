@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sangam_core.counted import counted
 from sangam_core.errors import SangamError
 from sangam_loadtest.client.open_loop import INTERRUPTED
 from sangam_loadtest.records import RequestRecord
@@ -113,10 +114,10 @@ class Run:
         served), and the last third of the requests takes 1.3 times as long as the first. Runs
         of fewer than 30 answers are not judged by their trend.
         """
-        counted = self.records.num_counted
-        failed = counted - self.records.num_answered
-        if failed > _FAILED_SHARE * counted:
-            return f"{failed} of {counted} requests failed"
+        num_counted = self.records.num_counted
+        failed = num_counted - self.records.num_answered
+        if failed > _FAILED_SHARE * num_counted:
+            return f"{failed} of {counted(num_counted, 'request')} failed"
         return _growth(self.records)
 
     def mean(self, name: str) -> float:

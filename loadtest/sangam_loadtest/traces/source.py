@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from sangam_core.counted import counted
 from sangam_core.errors import ConfigurationError
 from sangam_loadtest.traces.csv_file import Columns, read_csv
 from sangam_loadtest.traces.length_filter import LengthFilter, Rejections
@@ -86,12 +87,13 @@ def _taken(spec: TraceSpec, count: int, offered: Iterator[TraceRequest]) -> list
         request = next(offered, None)
         if request is None and taken:
             raise TraceError(
-                f"trace {spec.trace}: {len(taken)} requests pass the filter, {count} are wanted; "
+                f"trace {spec.trace}: {counted(len(taken), 'request')} "
+                f"{'passes' if len(taken) == 1 else 'pass'} the filter, {count} are wanted; "
                 "ask for fewer, widen the filter, or repeat the trace (--repeat)"
             )
         if request is None or rejections.num_requests >= _PATIENCE:
             raise TraceError(
-                f"trace {spec.trace}: none of {rejections.num_requests} requests "
+                f"trace {spec.trace}: none of {counted(rejections.num_requests, 'request')} "
                 f"{'in a row ' if request else ''}passes the filter; {rejections.advice()}"
             )
         if spec.lengths.lets_through(request):

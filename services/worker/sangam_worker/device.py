@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sangam_core.counted import counted
 from sangam_core.errors import ConfigurationError
 
 
@@ -49,7 +50,9 @@ def require_cuda(name: str, build: TorchBuild) -> None:
             "driver does, and CUDA_VISIBLE_DEVICES may hide it"
         )
     elif number >= build.num_gpus:
-        trouble = f"torch sees {build.num_gpus} GPU(s), counted from 0; choose one of those"
+        trouble = (
+            f"torch sees {counted(build.num_gpus, 'GPU')}, counted from 0; choose one of those"
+        )
     else:
         return
     raise ConfigurationError(f"SANGAM_DEVICE {name!r}: {trouble}, or set SANGAM_DEVICE to cpu")

@@ -57,7 +57,8 @@ def drain(environment: Mapping[str, str]) -> str:
         if not num_blocks:
             return "drained"
         if time.monotonic() >= deadline:
-            return f"{num_blocks} blocks are left after {deadline_seconds:g} s"
+            left = "1 block is" if num_blocks == 1 else f"{num_blocks} blocks are"
+            return f"{left} left after {deadline_seconds:g} s"
         time.sleep(_POLL_SECONDS)
 
 

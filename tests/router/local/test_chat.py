@@ -101,6 +101,15 @@ def test_a_piped_question_gets_its_answer_alone_on_stdout(
     assert "12 tokens in 2 passes (6.0 a pass), 12 ms in all, 4 ms prefill" in told
 
 
+def test_a_short_answer_is_told_in_the_singular(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chunks = [chunk("4", 1, sangam={"timings": {**TIMINGS, "num_steps": 1}})]
+    with router(chunks) as server:
+        talk(server.url, "2 + 2\n", monkeypatch)
+    assert "1 token in 1 pass, 12 ms in all" in capsys.readouterr().err
+
+
 def test_it_asks_the_served_model_for_the_commits_as_they_happen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 The routers refuse to drain the last worker that decodes; that is said before anything is changed.
 """
 
+from sangam_core.counted import counted
 from sangam_core.errors import SangamError
 from sangam_core.placement import Role
 from sangam_router.kubectl.cluster import Cluster
@@ -44,7 +45,8 @@ def drain(cluster: Cluster, name: str, progress: Progress, *, is_forced: bool) -
             return "the routers pass it on"
         if worker.is_empty:
             return None
-        return f"{worker.num_blocks} blocks, {worker.used_pages} pages left"
+        blocks, pages = counted(worker.num_blocks, "block"), counted(worker.used_pages, "page")
+        return f"{blocks}, {pages} left"
 
     progress.wait(f"{name} is drained and holds no blocks", missing)
 

@@ -8,6 +8,7 @@ after the other, each waited for.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sangam_core.counted import counted
 from sangam_core.placement import Role
 from sangam_router.kubectl.splits import ROLES, Split, SplitImpossible, split_of
 
@@ -81,7 +82,7 @@ def check_total(num_workers: int, split: Split) -> None:
     """Refuse a split of another number of workers."""
     if split.total != num_workers:
         raise SplitImpossible(
-            f"{split} makes {split.total} workers, but the fleet has {num_workers}: "
+            f"{split} makes {counted(split.total, 'worker')}, but the fleet has {num_workers}: "
             "the counts must add up to it (kubectl scale changes how many there are)"
         )
 

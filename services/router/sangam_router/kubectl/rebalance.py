@@ -4,6 +4,7 @@ What changes and in which order is ``plan``'s and ``persist_plan``'s. Every run 
 fleet as it is, so an interrupted one is taken up by running it again.
 """
 
+from sangam_core.counted import counted
 from sangam_core.errors import SangamError
 from sangam_core.placement import Role
 from sangam_router.kubectl.cluster import Cluster
@@ -36,7 +37,9 @@ class Rebalance:
         if is_dry_run:
             for number, step in enumerate(steps, 1):
                 self._progress.tell(f"{number}. {step}")
-            self._progress.tell(f"dry run: {len(steps)} steps to {split}, nothing was changed")
+            self._progress.tell(
+                f"dry run: {counted(len(steps), 'step')} to {split}, nothing was changed"
+            )
             return
         if steps:
             self._settle_roles()
@@ -206,7 +209,7 @@ def _check_ready(
         elif view.worker(pod) is None:
             problems.append(f"{pod.name}: the routers do not know it (yet)")
     if len(pods) < num_expected:
-        problems.append(f"{num_expected - len(pods)} are not there yet")
+        problems.append(f"{counted(num_expected - len(pods), 'pod')} not there yet")
     if problems:
         num_ready = len(pods) - sum(1 for problem in problems if ": " in problem)
         raise SplitImpossible(

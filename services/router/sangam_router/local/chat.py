@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from sangam_core.counted import counted
 from sangam_core.errors import SangamError
 from sangam_router.local.unmasking_view import UnmaskingView
 
@@ -182,12 +183,13 @@ async def _show_plain(chunks: Chunks, console: Console) -> UnmaskingView:
 
 def timings_line(view: UnmaskingView) -> str:
     """One line on how the answer came about, from what the router tells of it."""
-    parts = [f"{view.num_tokens} tokens"]
+    parts = [counted(view.num_tokens, "token")]
     timings = view.timings
     if timings:
         passes = timings.get("num_steps")
         if passes:
-            parts[0] += f" in {passes} passes ({view.num_tokens / passes:.1f} a pass)"
+            parts[0] += f" in {counted(passes, 'pass', 'passes')}"
+            parts[0] += f" ({view.num_tokens / passes:.1f} a pass)" if passes > 1 else ""
         named = (
             ("latency_seconds", "in all"),
             ("queueing_seconds", "queueing"),

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from sangam_core.counted import counted
 from sangam_core.errors import ConfigurationError, SangamError
 from sangam_worker.engine import Engine
 from sangam_worker.models.description import ModelConfig
@@ -104,7 +105,7 @@ def _verify(cases: list[Case], options: argparse.Namespace) -> int:
             if difference is not None:
                 _say(f"{ran.case.id}: {difference}")
             _say_progress(num_done, len(cases))
-    _say(f"{num_exact} of {len(cases)} cases exact")
+    _say(f"{num_exact} of {counted(len(cases), 'case')} exact")
     return 0 if num_exact == len(cases) else 1
 
 

@@ -5,6 +5,7 @@ Tokens, passes and their rows exactly, scores within ``SCORE_TOLERANCE``. Pure.
 
 from collections.abc import Sequence
 
+from sangam_core.counted import counted
 from sangam_worker.verify.cases import Case, Forward
 
 SCORE_TOLERANCE = 1e-4
@@ -20,14 +21,14 @@ def first_difference(
         if difference is not None:
             return f"pass {number}: {difference}"
     if len(forwards) != len(case.forwards):
-        return f"{len(forwards)} passes, expected {len(case.forwards)}"
+        return f"{counted(len(forwards), 'pass', 'passes')}, expected {len(case.forwards)}"
     if len(forwards) != case.num_passes:
-        return f"{len(forwards)} passes, expected nfe {case.num_passes}"
+        return f"{counted(len(forwards), 'pass', 'passes')}, expected nfe {case.num_passes}"
     for position, (token, wanted) in enumerate(zip(output_ids, case.output_ids, strict=False)):
         if token != wanted:
             return f"position {position}: token {token}, expected {wanted}"
     if len(output_ids) != len(case.output_ids):
-        return f"{len(output_ids)} output ids, expected {len(case.output_ids)}"
+        return f"{counted(len(output_ids), 'output id')}, expected {len(case.output_ids)}"
     return None
 
 

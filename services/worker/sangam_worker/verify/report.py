@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from sangam_core.counted import counted
 from sangam_worker.verify.forcing import Tally
 
 MAX_DISAGREEMENTS = 20
@@ -15,7 +16,8 @@ def tally_lines(name: str, tally: Tally) -> Iterator[str]:
     if num_more > 0:
         yield f"... and {num_more} more"
     replayed = f", {tally.num_replayed} of them from graphs" if tally.num_replayed else ""
-    yield f"{name}: {tally.num_cases} cases, {tally.num_passes} passes{replayed}"
+    cases, passes = counted(tally.num_cases, "case"), counted(tally.num_passes, "pass", "passes")
+    yield f"{name}: {cases}, {passes}{replayed}"
     yield "  tokens       " + _share(
         tally.num_equal_tokens, tally.num_tokens, tally.num_excused_tokens
     )
