@@ -1,7 +1,6 @@
 """Finding a place: order under contention, futile waits, patience, and how little is asked."""
 
 import asyncio
-import math
 
 import pytest
 from tests.router.ledger.world import (
@@ -17,10 +16,10 @@ from tests.router.ledger.world import (
 )
 
 from sangam_core.errors import Overloaded, Unavailable
-from sangam_core.placement import FleetLoad, PlacementPolicy, Role, WorkerLoad
+from sangam_core.placement import PlacementPolicy, Role
 from sangam_router.ledger import Ledger, Line, Ticket
 from sangam_router.ledger.connect import connect
-from sangam_router.ledger.placing import Placement, Placer, load_bound
+from sangam_router.ledger.placing import Placement, Placer
 from sangam_router.ledger.scripts import Client
 from sangam_router.ledger.waiting import Waiter
 from sangam_router.local.redis_server import RedisServer, running_redis
@@ -137,25 +136,6 @@ async def test_a_full_line_turns_new_requests_away(world: World) -> None:
     await num_waiting(world, 0)
 
 
-async def test_a_request_that_nobody_could_take_holds_up_nobody(world: World) -> None:
-    await world.publish(lease("p", role=Role.PREFILL), lease("d", role=Role.DECODE))
-    router = world.router()
-    place = placer(router, patience_seconds=600.0)
-    async with Running(router):
-        stuck = asyncio.create_task(prefill(place, 1, needs_colocated=True, num_pages=0))
-        too_big = asyncio.create_task(prefill(place, 2, num_pages=101))
-        others = [await asyncio.wait_for(prefill(place, number), 10.0) for number in (3, 4, 5)]
-        assert {each.worker.worker_id for each in others} == {"p"}
-        assert not stuck.done()
-        assert not too_big.done()
-        await world.publish(lease("c"))
-        await world.redis.publish(world.keys.wake_channel, "c")
-        assert (await asyncio.wait_for(stuck, 10.0)).worker.worker_id == "c"
-        await world.publish(lease("q", role=Role.PREFILL, total_pages=200))
-        await world.redis.publish(world.keys.wake_channel, "q")
-        assert (await asyncio.wait_for(too_big, 10.0)).worker.worker_id == "q"
-
-
 async def test_a_decode_that_nobody_could_take_leaves_its_pages_to_prefills(
     world: World,
 ) -> None:
@@ -169,57 +149,6 @@ async def test_a_decode_that_nobody_could_take_leaves_its_pages_to_prefills(
         stuck.cancel()
         await asyncio.wait([stuck])
         await router.release(got.reservation)
-    assert await world.is_empty()
-
-
-async def test_long_and_short_blocks_go_where_each_is_taken(world: World) -> None:
-    await world.publish(
-        lease("short", max_sequence_tokens=1000), lease("long", max_sequence_tokens=4000)
-    )
-    router = world.router()
-    place = placer(router)
-    async with Running(router):
-        for number in range(1, 9):
-            length = 4000 if number % 2 else 1000
-            got = await prefill(place, number, cost_tokens=length)
-            decoded = await place.decode(
-                ticket(f"d{number}"), block(f"d{number}"), demand(cost_tokens=length)
-            )
-            if length == 4000:
-                assert got.worker.worker_id == decoded.worker.worker_id == "long"
-            await router.release(got.reservation)
-            await router.release(decoded.reservation)
-    assert await world.is_empty()
-
-
-async def test_a_block_that_is_too_long_for_all_waits_for_one_that_takes_it(world: World) -> None:
-    await world.publish(lease("short", max_sequence_tokens=1000))
-    router = world.router()
-    place = placer(router, patience_seconds=600.0)
-    async with Running(router):
-        stuck = asyncio.create_task(prefill(place, 1, cost_tokens=1001))
-        decode = asyncio.create_task(
-            place.decode(ticket("d"), block("d"), demand("d", cost_tokens=1001))
-        )
-        others = [await asyncio.wait_for(prefill(place, number), 10.0) for number in (3, 4, 5)]
-        assert {each.worker.worker_id for each in others} == {"short"}
-        assert not stuck.done()
-        assert not decode.done()
-        await world.publish(lease("long", max_sequence_tokens=1001))
-        await world.redis.publish(world.keys.wake_channel, "long")
-        assert (await asyncio.wait_for(stuck, 10.0)).worker.worker_id == "long"
-        assert (await asyncio.wait_for(decode, 10.0)).worker.worker_id == "long"
-
-
-async def test_a_block_that_nobody_is_long_enough_for_is_told_its_length(world: World) -> None:
-    await world.publish(lease("short", max_sequence_tokens=1000))
-    router = world.router(poll_seconds=0.05)
-    place = placer(router, patience_seconds=0.3)
-    async with Running(router):
-        with pytest.raises(Unavailable, match="could prefill the request, whose 1001 tokens"):
-            await prefill(place, 1, cost_tokens=1001)
-        with pytest.raises(Unavailable, match="could decode the request, whose 1001 tokens"):
-            await place.decode(ticket("d"), block("d"), demand("d", cost_tokens=1001))
     assert await world.is_empty()
 
 
@@ -430,47 +359,6 @@ async def test_a_bound_below_one_block_lets_new_requests_in_one_at_a_time(world:
             await num_waiting(world, 4 - number)
             await router.release(got.reservation)
     assert await world.is_empty()
-
-
-def worker(name: str, role: Role, load: int = 0, **changes: object) -> WorkerLoad:
-    return WorkerLoad(name, f"{name}-1", role, load, 100, 100, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("chosen", "fleet", "bound"),
-    [
-        (worker("p", Role.PREFILL, 50), [], math.inf),
-        (worker("p", Role.PREFILL, 50), [worker("c", Role.COLOCATED)], 100.0),
-        (worker("c", Role.COLOCATED, 50), [worker("p", Role.PREFILL, 100)], 100.0),
-        (worker("c", Role.COLOCATED, 50), [], math.inf),
-        (
-            worker("c", Role.COLOCATED, 50),
-            [worker("p", Role.PREFILL, is_draining=True)],
-            math.inf,
-        ),
-    ],
-)
-def test_theta_is_checked_again_only_where_it_decided(
-    chosen: WorkerLoad, fleet: list[WorkerLoad], bound: float
-) -> None:
-    policy = PlacementPolicy(theta_tokens=100.0)
-    found = load_bound(FleetLoad((chosen, *fleet)), chosen, demand(), policy)
-    assert found == bound
-
-
-def test_theta_does_not_bind_what_is_too_long_for_every_colocated_worker() -> None:
-    chosen = worker("p", Role.PREFILL, 50)
-    fleet = FleetLoad((chosen, worker("c", Role.COLOCATED, max_sequence_tokens=100)))
-    policy = PlacementPolicy(theta_tokens=100.0)
-    assert load_bound(fleet, chosen, demand(cost_tokens=100), policy) == 100.0
-    assert load_bound(fleet, chosen, demand(cost_tokens=101), policy) == math.inf
-
-
-def test_theta_does_not_bind_what_must_run_colocated() -> None:
-    chosen = worker("c", Role.COLOCATED, 50)
-    fleet = FleetLoad((chosen, worker("p", Role.PREFILL)))
-    needs = demand(num_pages=0, cost_tokens=10, needs_colocated=True)
-    assert load_bound(fleet, chosen, needs, PlacementPolicy(theta_tokens=100.0)) == math.inf
 
 
 async def test_a_cancelled_search_leaves_the_line(world: World) -> None:

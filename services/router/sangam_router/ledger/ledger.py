@@ -12,7 +12,7 @@ How a driver gets a place (``placing.py`` has this loop ready made)::
             snapshot = await ledger.snapshot()
             worker = place(snapshot.fleet, demand, policy)
             if worker is not None:
-                bound = load_bound(snapshot.fleet, worker, demand, policy)
+                bound = load_bound(snapshot.fleet, demand, policy)
                 got = await ledger.reserve_prefill(ticket, key, demand, worker, bound_tokens=bound)
                 if isinstance(got, Reservation):
                     break                       # it has left the line as well

@@ -117,7 +117,7 @@ class Placer:
         """
 
         async def reserve(fleet: FleetLoad, worker: WorkerLoad) -> Reservation | Refused:
-            bound = load_bound(fleet, worker, demand, self._policy)
+            bound = load_bound(fleet, demand, self._policy)
             return await self._ledger.reserve_prefill(
                 ticket, key, demand, worker, bound_tokens=bound
             )
@@ -280,12 +280,10 @@ class _Patience:
         self._since = None
 
 
-def load_bound(
-    fleet: FleetLoad, worker: WorkerLoad, demand: Demand, policy: PlacementPolicy
-) -> float:
-    """The o_w (tokens) that a placement must still be under when reserved.
+def load_bound(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> float:
+    """The o_w (tokens) that a worker which was chosen must still be under when reserved.
 
-    theta, where Algorithm 2 chose the worker for being under it; infinity where it did not look.
+    theta, where Algorithm 2 chose it for being under that; infinity where it did not look.
     """
     dedicated, colocated = prefillers(fleet, demand, policy)
     return policy.theta_tokens if dedicated and colocated else math.inf
