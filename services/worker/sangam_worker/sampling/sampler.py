@@ -167,11 +167,18 @@ class Proposals:
         A pass with logits that are not numbers has an error instead.
         """
         tokens, confidences = self._read()
+        # Looked for once, in their sum: pass by pass only where there is something to be found.
+        has_nan = math.isnan(sum(confidences))
         outcomes = []
         start = 0
         for item, own in zip(self.passes, self.rows.positions, strict=True):
             stop = start + len(own)
-            outcomes.append(self._outcome(item, own, tokens[start:stop], confidences[start:stop]))
+            its_confidences = confidences[start:stop]
+            if has_nan and any(map(math.isnan, its_confidences)):
+                error = f"{item.key}: pass {item.step} gave logits that are not numbers"
+                outcomes.append(PassOutcome(key=item.key, commits=(), error=error))
+            else:
+                outcomes.append(self._outcome(item, own, tokens[start:stop], its_confidences))
             start = stop
         return tuple(outcomes)
 
@@ -206,9 +213,6 @@ class Proposals:
     def _outcome(
         self, item: Pass, positions: Sequence[int], tokens: list[float], confidences: list[float]
     ) -> PassOutcome:
-        if any(map(math.isnan, confidences)):
-            error = f"{item.key}: pass {item.step} gave logits that are not numbers"
-            return PassOutcome(key=item.key, commits=(), error=error)
         family = self.config.family
         threshold = compared_threshold(item.decoding.unmasking.threshold, family, self.dtype)
         chosen, carry = choose(item, family, confidences, threshold)
