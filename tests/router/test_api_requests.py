@@ -326,6 +326,34 @@ async def test_more_than_the_pools_hold_is_refused_at_once(model_folder: Path) -
     assert response.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "param", "told"),
+    [
+        (30, 65, "max_tokens", "30 prompt tokens and 96 for the answer (whole blocks of 32)"),
+        (30, 65, "max_tokens", "the 96 tokens that this server's workers take (the model 1024)"),
+        (30, 65, "max_tokens", "lower max_tokens to 64 or less"),
+        (65, 32, "prompt", "shorten the prompt to 64 tokens or less"),
+        (65, None, "prompt", "shorten the prompt to 64 tokens or less"),
+    ],
+)
+async def test_what_no_worker_takes_is_told_with_numbers_and_what_would_fit(
+    model_folder: Path, num_prompt: int, max_tokens: int | None, param: str, told: str
+) -> None:
+    async with StubWorker(answer=say("hi")) as worker:
+        places = MemoryPlaces(worker, total_pages=6)
+        async with served(model_folder, places) as router, httpx.AsyncClient() as client:
+
+            async def ask(prompt: int, most: int | None) -> httpx.Response:
+                body = {"model": MODEL, "prompt": [5] * prompt, "max_tokens": most}
+                return await client.post(router.url + COMPLETIONS, json=body)
+
+            refused = await ask(num_prompt, max_tokens)
+            heeded = await ask(min(num_prompt, 64), 64 if num_prompt == 30 else max_tokens)
+    assert_refused(refused, param)
+    assert told in refused.json()["error"]["message"]
+    assert heeded.status_code == 200
+
+
 async def test_the_request_id_comes_back(model_folder: Path) -> None:
     async with StubWorker(answer=say("hi")) as worker:
         places = MemoryPlaces(worker)

@@ -40,7 +40,8 @@ class RouterSettings(ServiceSettings):
     """L in tokens for every request, as in the paper's runs. Unset: ``max_tokens`` rounded up to
     whole blocks, which wastes no compute on masks that nobody asked for."""
     block_length: Annotated[int, Field(ge=1)] = DEFAULT_BLOCK_LENGTH
-    """Positions of a block, in tokens. The workers' value must be the same."""
+    """Positions of a block, in tokens. Workers with another value get no work, and ``/admin/fleet``
+    says so."""
 
     # -- where it listens -----------------------------------------------------------------
     public_host: str = "0.0.0.0"

@@ -76,7 +76,8 @@ class WorkerSettings(ServiceSettings):
 
     max_sequence_tokens: Annotated[int, Field(ge=1)] | None = None
     """Longest sequence (prompt and mask buffer) that the worker takes, in tokens, where the model
-    allows more: the longest one's pass decides how much memory activations need."""
+    allows more: the longest one's pass decides how much memory activations need. Workers of a fleet
+    may differ in it: each gets the blocks that it takes."""
 
     max_batch_blocks: Annotated[int, Field(ge=1)] = 256
     """Most blocks in one iteration. It bounds the memory that an iteration needs; a batch as large
