@@ -1,21 +1,25 @@
 """FlashInfer's operators between the products: fewer kernels, and fewer trips through memory.
 
 Decides which of them FlashInfer computes: shapes that it has no kernel for (the golden models')
-stay with torch. Called by ``transformer`` through the protocol. All compute in float32 and round
-once, where the published code rounds in between (norms before the weight, Dream's rotation product
-by product); tests bound the difference.
+stay with torch, and on a GPU the gate is ``gate_triton``'s. Called by ``transformer`` through the
+protocol. All compute in float32 and round once, where the published code rounds in between (norms
+before the weight, Dream's rotation product by product); tests bound the difference.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sangam_core.errors import ConfigurationError
+from sangam_worker.extras import HOW_TO_INSTALL
 from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer, load_flashinfer
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import Linear, linear
 from sangam_worker.models.operators import GateUp, Rotation, TorchOperators
 from sangam_worker.models.rope import RotaryTable
+from sangam_worker.triton_compiler import first_use
 
 _VECTOR_BYTES = 16
 """Both halves of what the SiLU-mul kernel reads must be aligned to this."""
@@ -51,12 +55,19 @@ class FlashInferOperators:
 
     Args:
         library: ``flashinfer``, or a fake of its semantics.
+        silu_and_mul: in place of the library's.
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, library: FlashInfer
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        library: FlashInfer,
+        silu_and_mul: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self._library, self._norm_eps = library, config.norm_eps
+        self._silu_and_mul = silu_and_mul or library.silu_and_mul
         self._torch = TorchOperators(config, dtype, device)
         self._is_rotation_fused = config.head_dim in HEAD_DIMS
         if self._is_rotation_fused:
@@ -73,7 +84,7 @@ class FlashInferOperators:
         """One product of both weights, then one kernel."""
         if gate.shape[0] * gate.element_size() % _VECTOR_BYTES:
             return self._torch.gate_up(gate, up)
-        product, silu_and_mul = linear(torch.cat((gate, up))), self._library.silu_and_mul
+        product, silu_and_mul = linear(torch.cat((gate, up))), self._silu_and_mul
         return lambda x: silu_and_mul(product(x))
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -112,9 +123,19 @@ class FlashInferOperators:
 def flashinfer_operators(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> FlashInferOperators:
-    """The operators on the installed library.
+    """The operators on the installed library, the gate's kernel compiled.
 
     Raises:
         ConfigurationError: it is not installed, or cannot run there.
     """
-    return FlashInferOperators(config, dtype, device, load_flashinfer(device, dtype))
+    library = load_flashinfer(device, dtype)
+    try:
+        from sangam_worker.models.gate_triton import silu_and_mul
+    except ImportError as error:
+        raise ConfigurationError(
+            f"operators 'flashinfer' need Triton, which cannot be imported ({error}); "
+            + HOW_TO_INSTALL
+        ) from None
+    with first_use("the gate's kernel"):
+        silu_and_mul(torch.zeros((1, 2 * config.mlp_size), dtype=dtype, device=device))
+    return FlashInferOperators(config, dtype, device, library, silu_and_mul)
