@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import ModuleType
@@ -24,12 +25,11 @@ from sangam_core.wire import PassRan
 from sangam_worker.device import TorchBuild
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.transfer import nccl_channel
+from sangam_worker.transfer import nccl, nccl_channel
 from sangam_worker.transfer.choice import open_transport, prepare_transport
-from sangam_worker.transfer.chunks import chunks_of, pages_in
-from sangam_worker.transfer.memory import (
-    SLOT_BYTES,
-)
+from sangam_worker.transfer.chunks import Chunk, chunks_of, pages_in
+from sangam_worker.transfer.layer_rows import LayerRows
+from sangam_worker.transfer.memory import SLOT_BYTES
 from sangam_worker.transfer.nccl import NcclTransport
 from sangam_worker.transfer.nccl_library import load_nccl
 from sangam_worker.transfer.nccl_loop import NcclLoop
@@ -143,6 +143,21 @@ class TestNccl(Rig):
             assert failed(waiting)
         assert here.ailment() is None
 
+    def test_an_idle_end_that_does_not_come_to_an_end_is_told_too(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """NCCL's abort waits for the device: a call in it says nothing by itself."""
+        monkeypatch.setattr(nccl_channel, "_LET_GO_SECONDS", 0.05)
+        here, there = self.transports()
+        sender, receiver = self.pair(here, there)
+        move(sender, receiver, (0,), (0,))
+        held_up = threading.Event()
+        monkeypatch.setattr(FakeCommunicator, "abort", lambda each: held_up.wait(20))
+        sender.abort()
+        assert until(lambda: here.ailment() is not None)
+        held_up.set()
+        assert until(lambda: here.ailment() is None)
+
     def test_a_device_that_fails_makes_the_worker_unready(self) -> None:
         here, there = self.transports()
         here.warm_up()
@@ -198,6 +213,27 @@ class TestNccl(Rig):
         warmed = here.staging_bytes
         move(*self.pair(here, there), (0, 1), (0, 1))
         assert here.staging_bytes == warmed
+
+    def test_warming_up_runs_the_copies_of_few_pages_and_of_many(self) -> None:
+        """Torch has a kernel for each, loaded when it first runs."""
+        copied: list[int] = []
+
+        class Noted(LayerRows):
+            def gather(self, chunk: Chunk, index: torch.Tensor, slot: torch.Tensor) -> None:
+                copied.append(pages_in(chunk))
+                super().gather(chunk, index, slot)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nccl, "LayerRows", Noted)
+            transport = self.a_transport(a_pool(), slot_bytes=1000 * PAGE_BYTES)
+        transport.warm_up()
+        assert copied == [1, 64]
+
+    def test_a_communicator_that_nobody_meets_is_freed(self) -> None:
+        transport = self.a_transport(a_pool())
+        with pytest.raises(TransferError, match="did not connect"):
+            transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.1)
+        assert self.libraries[0].num_open == 0
 
     def test_a_communicator_of_one_rank_copies_pages_to_itself(self) -> None:
         pool = KVPool(num_layers=8, total_pages=64, num_kv_heads=1, head_dim=2)

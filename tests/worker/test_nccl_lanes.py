@@ -3,13 +3,14 @@
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.worker.harness import a_client, a_decode, a_sequence, a_start, a_worker
-from tests.worker.nccl_fake import FakeNetwork
+from tests.worker.harness import Client, a_client, a_decode, a_sequence, a_start, a_worker
+from tests.worker.nccl_fake import FakeNccl, FakeNetwork
 from tests.worker.nccl_rig import PAGE_BYTES, NcclRig, until
 from tests.worker.side_streams_fake import FakeStreams
 from tests.worker.transport_checks import a_pool, failed, move
@@ -17,10 +18,12 @@ from tests.worker.transport_checks import a_pool, failed, move
 from sangam_core.errors import TransferError
 from sangam_core.placement import Role
 from sangam_core.wire import PassRan
+from sangam_worker.process import Worker
 from sangam_worker.transfer.lanes import Lane, Lanes
 from sangam_worker.transfer.layer_rows import LayerRows
 from sangam_worker.transfer.memory import (
     COMMUNICATOR_BYTES,
+    PAIRS_EACH_WAY,
     SLOT_BYTES,
     TRANSFERS_EACH_WAY,
     provided_bytes,
@@ -146,46 +149,94 @@ class TestLanes(NcclRig):
         move(*self.pair(here, there, "again"), (0,), (0,))
 
 
+class Fleet:
+    """Colocated workers on one network, each with a device of its own."""
+
+    def __init__(self, **options: int) -> None:
+        self.network = FakeNetwork()
+        self.devices: list[FakeStreams] = []
+        self.libraries: list[FakeNccl] = []
+        self._options = {"max_ctas": 4, "slot_bytes": 1000, **options}
+
+    def make_transport(self, pool: Any) -> NcclTransport:
+        self.devices.append(FakeStreams(jitter_seconds=0.005))
+        self.libraries.append(self.network.library())
+        return NcclTransport(pool, self.libraries[-1], self.devices[-1], **self._options)
+
+    @asynccontextmanager
+    async def workers(self, number: int) -> AsyncIterator[tuple[Client, list[Worker]]]:
+        async with AsyncExitStack() as running:
+            client = await running.enter_async_context(a_client())
+            settings = {"role": Role.COLOCATED, "make_transport": self.make_transport}
+            yield (
+                client,
+                [
+                    await running.enter_async_context(a_worker(worker_id=f"w{n}", **settings))
+                    for n in range(number)
+                ],
+            )
+        for device in self.devices:
+            device.close()
+        assert self.network.misuses == []
+
+
+async def all_fetch_from_all_others(client: Client, workers: list[Worker], turn: int) -> None:
+    """A block each way between every two workers, at the same time."""
+    ids = a_sequence()
+    routes = [(a, b) for a in workers for b in workers if a is not b]
+    firsts = []
+    for n, (sender, _) in enumerate(routes):
+        start = a_start(sender, f"r{turn}-{n}", ids=ids, hands_over=True)
+        firsts.append(await client.start(sender, start))
+        await firsts[-1].until(PassRan)
+    seconds = await asyncio.gather(
+        *(
+            client.start(b, a_decode(b, a, first.overlay(ids), f"r{turn}-{n}"))
+            for n, ((a, b), first) in enumerate(zip(routes, firsts, strict=True))
+        )
+    )
+    ends = await asyncio.gather(*(run.rest() for run in seconds))
+    assert {end[-1] for end in ends} == {"completed"}
+    assert {(await run.rest())[-1] for run in firsts} == {"kv_sent"}
+
+
 async def test_workers_that_all_fetch_from_all_others_never_wait_for_each_other_in_a_circle() -> (
     None
 ):
     """Each has one lane to send on and one to receive on."""
-    network, devices = FakeNetwork(), []
-
-    def make_transport(pool: Any) -> NcclTransport:
-        devices.append(FakeStreams(jitter_seconds=0.005))
-        options = {"max_ctas": 4, "slot_bytes": 1000, "transfers_each_way": 1}
-        return NcclTransport(pool, network.library(), devices[-1], **options)
-
-    ids = a_sequence()
-    async with AsyncExitStack() as running:
-        client = await running.enter_async_context(a_client())
-        workers = [
-            await running.enter_async_context(
-                a_worker(role=Role.COLOCATED, worker_id=f"w{n}", make_transport=make_transport)
-            )
-            for n in range(4)
-        ]
+    fleet = Fleet(transfers_each_way=1)
+    async with fleet.workers(4) as (client, workers):
         for turn in range(3):
-            routes = [(a, b) for a in workers for b in workers if a is not b]
-            firsts = []
-            for n, (sender, _) in enumerate(routes):
-                name = f"r{turn}-{n}"
-                start = a_start(sender, name, ids=ids, hands_over=True)
-                firsts.append(await client.start(sender, start))
-                await firsts[-1].until(PassRan)
-            seconds = await asyncio.gather(
-                *(
-                    client.start(b, a_decode(b, a, first.overlay(ids), f"r{turn}-{n}"))
-                    for n, ((a, b), first) in enumerate(zip(routes, firsts, strict=True))
-                )
-            )
-            ends = await asyncio.gather(*(run.rest() for run in seconds))
-            assert {end[-1] for end in ends} == {"completed"}
-            assert {(await run.rest())[-1] for run in firsts} == {"kv_sent"}
-    for device in devices:
-        assert len(device.made) <= 4
-        device.close()
+            await all_fetch_from_all_others(client, workers, turn)
+        assert [library.num_open for library in fleet.libraries] == [6] * 4
+    assert all(len(device.made) <= 4 for device in fleet.devices)
+
+
+async def test_communicators_stay_within_what_memory_is_provided_for() -> None:
+    """Each worker has two peers more than pairs, each way."""
+    fleet = Fleet(transfers_each_way=1, pairs_each_way=1)
+    async with fleet.workers(4) as (client, workers):
+        for turn in range(2):
+            await all_fetch_from_all_others(client, workers, turn)
+            for worker, library in zip(workers, fleet.libraries, strict=True):
+                assert worker.exchange.num_pairs <= 2
+                assert until(lambda library=library: library.num_open <= 2)  # type: ignore[misc]
+        assert max(len(library.made) for library in fleet.libraries) > 2
+
+
+async def test_a_receiver_learns_of_its_sender_s_failure_where_nccl_does_not_tell() -> None:
+    fleet = Fleet()
+    fleet.network.tells_of_ends = False
+    async with fleet.workers(2) as (client, (sender, receiver)):
+        fleet.devices[0].is_out_of_memory = True
+        ids = a_sequence()
+        first = await client.start(sender, a_start(sender, ids=ids, hands_over=True))
+        await first.until(PassRan)
+        began = time.monotonic()
+        second = await client.start(receiver, a_decode(receiver, sender, first.overlay(ids)))
+        assert (await second.rest())[-1] == (await first.rest())[-1] == "lost"
+        assert time.monotonic() - began < 5  # of a deadline of 10
+        fleet.devices[0].is_out_of_memory = False
 
 
 def some_lanes(each_way: int = TRANSFERS_EACH_WAY) -> Lanes:
@@ -226,5 +277,6 @@ def test_lanes_are_lent_in_the_order_in_which_they_were_asked_for() -> None:
     assert order == [0, 1, 2, 3, 4]
 
 
-def test_memory_is_left_for_as_many_transfers_as_may_go_one_way_and_for_eight_pairs() -> None:
+def test_memory_is_left_for_as_many_transfers_and_pairs_as_may_go_one_way() -> None:
+    assert PAIRS_EACH_WAY >= TRANSFERS_EACH_WAY
     assert provided_bytes() == 8 * 2 * SLOT_BYTES + 8 * COMMUNICATOR_BYTES

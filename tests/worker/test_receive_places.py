@@ -18,7 +18,7 @@ from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.places import TransferPlaces
 from sangam_worker.transfer.pool import KVGeometry
-from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
+from sangam_worker.transfer.wire import PairClosed, TransferAccepted, TransferRequest
 
 
 async def taken(
@@ -107,7 +107,7 @@ class SilentSenders:
             await self.refuses.wait()
         raise TransferError("no")
 
-    async def tell(self, url: str, communicator: str) -> None:
+    async def tell(self, url: str, closed: PairClosed) -> None:
         self.told.append(url)
 
 

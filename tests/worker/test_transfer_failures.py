@@ -16,7 +16,7 @@ from sangam_worker.tracking import Moved
 from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.pool import KVGeometry
-from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
+from sangam_worker.transfer.wire import PairClosed, TransferAccepted, TransferRequest
 
 
 async def test_an_expired_transfer_loses_the_block_and_a_new_pair_works() -> None:
@@ -185,7 +185,7 @@ async def test_a_fetch_that_is_given_up_before_it_could_begin_is_ended_too() -> 
     async def ask_nobody(url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
         raise AssertionError("nobody was to be asked")
 
-    async def tell_nobody(url: str, communicator: str) -> None:
+    async def tell_nobody(url: str, closed: PairClosed) -> None:
         raise AssertionError("no pair was opened")
 
     metrics, ended = WorkerMetrics(), Ended()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,19 @@ class TransportChecks(TransportRig):
         with pytest.raises(TransferError, match="did not connect"):
             transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.3)
         assert time.monotonic() - began < 5
+
+    def test_connecting_that_nobody_wants_any_more_ends_at_once(self) -> None:
+        _, transport = self.transports()
+        given_up, offer = threading.Event(), transport.offer()
+        with ThreadPoolExecutor(1) as executor:
+            connecting = executor.submit(
+                transport.connect, Side.RECEIVER, "lonely", offer, 60.0, given_up
+            )
+            with pytest.raises(FutureTimeoutError):
+                connecting.result(0.2)
+            given_up.set()
+            with pytest.raises(TransferError, match=r"did not connect.*aborted"):
+                connecting.result(10)
 
     def test_an_offer_that_is_none_is_an_error_of_the_transfer(self) -> None:
         transport, _ = self.transports()

@@ -118,8 +118,13 @@ class RoleControl:
         assert self._leave_by is not None
         left_seconds = max(0.0, self._leave_by - asyncio.get_running_loop().time())
         if not await self._service.emptied(left_seconds):
-            self._loop.drop_all(reason)
+            await self._drop_all(reason)
             await self._service.emptied(_DROP_SECONDS)
+
+    async def _drop_all(self, reason: LossReason) -> None:
+        """Time is over for the blocks here, and for the transfers that pin some of them."""
+        self._loop.drop_all(reason)
+        await self._close_pairs()
 
     def remarks(self) -> list[str]:
         """What an operator should know."""
@@ -159,7 +164,7 @@ class RoleControl:
         self._loop.hand_back_waiting(reason)
         is_empty = await self._service.emptied(self._drain_deadline_seconds)
         while not is_empty:
-            self._loop.drop_all(reason)
+            await self._drop_all(reason)
             is_empty = await self._service.emptied(_DROP_SECONDS)
         await self._close_pairs()
         self._loop.set_tau(self._tau_tokens(self._target))

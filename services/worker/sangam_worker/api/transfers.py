@@ -13,7 +13,7 @@ from sangam_worker.transfer.wire import PairClosed, TransferRequest
 def transfer_routes(exchange: KVExchange) -> APIRouter:
     """``POST /internal/v1/transfers``: 200 when sending has begun, 409 with the reason if not.
 
-    ``POST /internal/v1/transfers/closed``: 204, the pair being gone here too.
+    ``POST /internal/v1/transfers/closed``: 204 when the pair is gone here too.
     """
     router = APIRouter(prefix="/internal/v1/transfers")
 
@@ -31,7 +31,7 @@ def transfer_routes(exchange: KVExchange) -> APIRouter:
     async def pair_closed(closed: PairClosed) -> Response:
         if closed.protocol != PROTOCOL_VERSION:
             raise WrongProtocol(closed.protocol)
-        exchange.closed_by_peer(closed.communicator)
+        await exchange.closed_by_peer(closed)
         return Response(status_code=204)
 
     return router

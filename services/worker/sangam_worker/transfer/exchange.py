@@ -33,15 +33,15 @@ from sangam_worker.transfer.places import TransferPlaces
 from sangam_worker.transfer.pool import KVGeometry
 from sangam_worker.transfer.protocol import KVTransport, Side
 from sangam_worker.transfer.refusals import TransferRefused, check_fits, refused
-from sangam_worker.transfer.wire import TransferAccepted, TransferRequest
+from sangam_worker.transfer.wire import PairClosed, TransferAccepted, TransferRequest
 
 log = structlog.get_logger(__name__)
 
 AskSender = Callable[[str, TransferRequest, float], Awaitable[TransferAccepted]]
 """Asks the sender at a URL, within seconds. Raises ``TransferRefused`` or ``TransferError``."""
 
-TellClosed = Callable[[str, str], Awaitable[None]]
-"""Tells the worker at a URL that a pair, by its communicator, is closed. Raises as above."""
+TellClosed = Callable[[str, PairClosed], Awaitable[None]]
+"""Tells the worker at a URL that a pair goes, and waits for its end. Raises ``TransferError``."""
 
 _GRACE_SECONDS = 5.0
 """A transfer that goes on for so long after its block was dropped is with a peer that is gone."""
@@ -92,7 +92,7 @@ class KVExchange:
         self._deadline_seconds = deadline_seconds
         self._receiving = TransferPlaces(transport.transfers_each_way, "received")
         self._sending = TransferPlaces(transport.transfers_each_way, "sent")
-        self._pairs = OpenPairs(transport, self._tell_peer)
+        self._pairs = OpenPairs(transport, self._tell_peer, self._start)
         self._turns: WeakValueDictionary[PairKey, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: dict[BlockKey, asyncio.Task[None]] = {}
@@ -123,7 +123,7 @@ class KVExchange:
 
     def _end_if_under_way(self, key: BlockKey, pair: Pair) -> None:
         if self._under_way.get(key) is pair:
-            self._pairs.close(pair)
+            self._pairs.fail(pair)
 
     async def _fetch(self, key: BlockKey, source: KVSource, pages: tuple[int, ...]) -> None:
         started = time.monotonic()
@@ -183,14 +183,14 @@ class KVExchange:
                 except TransferRefused as error:
                     if error.refusal.code != "stale_channel" or not may_be_stale:
                         raise
-                    self._pairs.close(pair)
+                    self._pairs.drop(pair)
                 except Exception:
-                    self._pairs.close(pair)  # its ends may disagree on what has been moved
+                    self._pairs.fail(pair)
                     raise
 
     async def _new_receiver(self, key: PairKey, url: str) -> Pair:
         offer = await asyncio.to_thread(self._transport.offer)
-        return self._pairs.open(key, secrets.token_hex(8), offer, url)
+        return await self._pairs.open(key, secrets.token_hex(8), offer, url)
 
     async def _ask_and_receive(
         self,
@@ -230,9 +230,9 @@ class KVExchange:
         deadline = time.monotonic() + min(request.timeout_seconds, self._deadline_seconds)
         check_fits(request, self._standing, self._geometry, self._transport.name)
         async with AsyncExitStack() as held:
-            pair = self._pairs.get(_sender_key(request))
+            known = self._known_pair(request)
             try:
-                await held.enter_async_context(_place(self._sending, pair, deadline))
+                await held.enter_async_context(_place(self._sending, known, deadline))
             except TransferError as error:
                 raise refused("busy", str(error)) from None
             pages = await asyncio.wrap_future(self._blocks.pin(request.key))
@@ -242,8 +242,8 @@ class KVExchange:
                 if len(pages) != request.num_pages:
                     message = f"the block has {len(pages)} pages, not {request.num_pages}"
                     raise refused("mismatch", message)
-                pair = self._sender_pair(request)
-            except TransferRefused:
+                pair = await self._sender_pair(request)
+            except BaseException:
                 self._blocks.unpin(request.key)
                 raise
             held.enter_context(self._used_by(request.key, pair))
@@ -253,16 +253,22 @@ class KVExchange:
             sender_id=self._standing.worker_id, sender_epoch=self._standing.epoch
         )
 
-    def _sender_pair(self, request: TransferRequest) -> Pair:
-        key = _sender_key(request)
-        pair = self._pairs.get(key)
+    async def _sender_pair(self, request: TransferRequest) -> Pair:
+        pair = self._known_pair(request)
+        if pair is not None:
+            return pair
+        assert request.offer is not None
+        key, url = _sender_key(request), request.receiver_url
+        return await self._pairs.open(key, request.communicator, request.offer, url)
+
+    def _known_pair(self, request: TransferRequest) -> Pair | None:
+        """The open pair that the receiver means; ``None`` where it offers a new one."""
+        pair = self._pairs.get(_sender_key(request))
         if pair is not None and pair.communicator == request.communicator:
             return pair
-        if pair is not None:
-            self._pairs.closed_by_peer(pair.communicator)
         if request.offer is None:
             raise refused("stale_channel", f"{request.communicator} is not connected here")
-        return self._pairs.open(key, request.communicator, request.offer, request.receiver_url)
+        return None
 
     async def _send(
         self,
@@ -277,24 +283,24 @@ class KVExchange:
             try:
                 num_bytes = await pair.transfer(pages, deadline - started)
             except Exception as error:  # noqa: BLE001 - the pages must be unpinned, come what may
-                self._pairs.close(pair)
+                self._pairs.fail(pair)
                 self._failed("sent", request.key, request.receiver_id, error)
             else:
                 seconds = time.monotonic() - started
                 self._metrics.transfer_ended("sent", seconds, num_bytes)
                 self._blocks.transfer_ended(request.key, Moved(seconds, num_bytes))
 
-    def closed_by_peer(self, communicator: str) -> None:
-        """The other end of a pair is gone; a transfer under way fails here too."""
-        self._pairs.closed_by_peer(communicator)
-
     # -- both -----------------------------------------------------------------------------
+
+    async def closed_by_peer(self, closed: PairClosed) -> None:
+        """The other end of a pair goes; after a failure there, what is under way fails here too."""
+        await self._pairs.closed_by_peer(closed.communicator, is_failure=closed.is_failure)
 
     async def close_pairs(self) -> None:
         """End every pair and whatever waits for one; transfers under way fail."""
         for key in tuple(self._waiting):
             self.give_up(key)
-        self._pairs.close_all()
+        await self._pairs.close_all()
 
     async def close(self, timeout_seconds: float) -> None:
         """End every pair and wait a little for what is under way."""
@@ -315,14 +321,12 @@ class KVExchange:
             finally:
                 self._under_way.pop(key, None)
 
-    def _tell_peer(self, pair: Pair) -> None:
+    async def _tell_peer(self, pair: Pair, is_failure: bool) -> None:
         """Let the other end be closed too: it holds memory, and may wait for this one."""
         if pair.peer_url:
-            self._start(self._tell(pair), f"tell {pair.key.peer_id}")
-
-    async def _tell(self, pair: Pair) -> None:
-        with suppress(TransferError):  # it may be gone; if not, it finds out when it needs the pair
-            await self._tell_closed(pair.peer_url, pair.communicator)
+            closed = PairClosed(communicator=pair.communicator, is_failure=is_failure)
+            with suppress(TransferError):  # it finds out when it needs the pair, if it is there
+                await self._tell_closed(pair.peer_url, closed)
 
     def _failed(self, direction: str, key: BlockKey, peer_id: str, error: Exception) -> None:
         """Count and tell a failure, and let go of the block."""

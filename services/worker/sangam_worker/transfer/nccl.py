@@ -44,6 +44,7 @@ class NcclTransport:
         max_ctas: thread blocks that a send or receive may occupy.
         slot_bytes: staging memory of a transfer is two slots of this.
         transfers_each_way: so many may be sent at once, and as many received.
+        pairs_each_way: so many may be open to send on, and as many to receive on.
     """
 
     name = "nccl"
@@ -57,7 +58,9 @@ class NcclTransport:
         max_ctas: int,
         slot_bytes: int = SLOT_BYTES,
         transfers_each_way: int = TRANSFERS_EACH_WAY,
+        pairs_each_way: int = PAIRS_EACH_WAY,
     ) -> None:
+        self.pairs_each_way = pairs_each_way
         self._library = library
         self._streams = streams
         self._max_ctas = max_ctas
@@ -74,11 +77,6 @@ class NcclTransport:
     def transfers_each_way(self) -> int:
         """As many as there are lanes."""
         return self._lanes.each_way
-
-    @property
-    def pairs_each_way(self) -> int:
-        """As many as there is memory for."""
-        return max(PAIRS_EACH_WAY, self._lanes.each_way)
 
     def warm_up(self) -> None:
         """Make the device load the copies' kernels, which might wait for a receive that runs.

@@ -37,7 +37,7 @@ class Pair:
         communicator: the channel's name on both sides.
         offer: what it is connected with.
         peer_url: where the other end can be spoken to.
-        num_users: transfers that hold it open.
+        unused: set while no transfer holds it open.
         num_waiting: transfers that would use it next.
     """
 
@@ -54,8 +54,10 @@ class Pair:
         self.offer = offer
         self.peer_url = peer_url
         self.last_used_seconds = time.monotonic()
-        self.num_users = 0
+        self.unused = asyncio.Event()
+        self.unused.set()
         self.num_waiting = 0
+        self._num_users = 0
         self._transport = transport
         self._given_up = threading.Event()
         self._channel: KVChannel | None = None
@@ -70,12 +72,15 @@ class Pair:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Hold it open: it is not closed for another's sake meanwhile."""
-        self.num_users += 1
+        self._num_users += 1
+        self.unused.clear()
         try:
             yield
         finally:
-            self.num_users -= 1
+            self._num_users -= 1
             self.last_used_seconds = time.monotonic()
+            if not self._num_users:
+                self.unused.set()
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:

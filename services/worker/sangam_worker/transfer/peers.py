@@ -50,14 +50,13 @@ class PeerClient:
         text = body[:200].decode(errors="replace")
         raise TransferError(f"asking {url}: status {status}: {text}")
 
-    async def tell_closed(self, url: str, communicator: str) -> None:
-        """Tell the worker at ``url`` that this end of a pair is closed.
+    async def tell_closed(self, url: str, closed: PairClosed) -> None:
+        """Tell the worker at ``url`` that this end of a pair goes, and wait for its own.
 
         Raises:
             TransferError: it could not be told.
         """
-        closed = PairClosed(communicator=communicator).model_dump_json()
-        await self._post(url, CLOSED_PATH, closed, _TELL_SECONDS)
+        await self._post(url, CLOSED_PATH, closed.model_dump_json(), _TELL_SECONDS)
 
     async def close(self) -> None:
         """End the session."""

@@ -1,7 +1,8 @@
 """What two workers say to each other about transfers (``POST /internal/v1/transfers``).
 
 The receiver asks, once its pages are reserved; the sender says yes and begins, or says why not.
-Whoever closes its end of a pair tells the other (``POST /internal/v1/transfers/closed``).
+Whoever closes its end of a pair tells the other (``POST /internal/v1/transfers/closed``), which
+answers when its end is closed.
 """
 
 from typing import Annotated, Literal
@@ -63,11 +64,13 @@ class TransferRefusal(WireModel):
 
 
 class PairClosed(WireModel):
-    """One end of a pair is gone, so that the other is of no use.
+    """One end of a pair goes, so that the other is of no use.
 
     Attributes:
         communicator: of the pair; who does not know it has nothing to do.
+        is_failure: a transfer failed: the other end is to be ended even in use.
     """
 
     protocol: int = PROTOCOL_VERSION
     communicator: Annotated[str, Field(min_length=1, max_length=100)]
+    is_failure: bool
