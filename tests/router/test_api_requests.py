@@ -1,5 +1,6 @@
 """What the public API lets in, and what it refuses by name."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def assert_refused(response: httpx.Response, param: str | None, status: int = 40
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert error["param"] == param, error
+    assert error["code"], error
     assert param is None or param in error["message"]
 
 
@@ -79,6 +81,9 @@ NEUTRAL_CHAT = {
     "store": False,
     "modalities": ["text"],
     "service_tier": "auto",
+    "echo": False,
+    "guided_json": None,
+    "priority": 0,
     "reasoning_effort": None,
     "unmasking": None,
     "confidence_threshold": None,
@@ -211,6 +216,10 @@ async def test_what_a_chat_cannot_have_is_refused_by_name(
         ({"prompt": [104, 261]}, "prompt"),
         ({"prompt": "hi <|mdm_mask|>"}, "prompt"),
         ({"prompt": ["x"] * 65}, "prompt"),
+        ({"prompt": ["x", ""]}, "prompt.1"),
+        ({"prompt": [[104], [104, 288]]}, "prompt.1"),
+        ({"prompt": ["x" * 1000, "x"]}, "prompt.0"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"prompt": "x" * 1000}, "prompt"),
         ({"logprobs": 0}, "logprobs"),
         ({"echo": True}, "echo"),
@@ -313,8 +322,44 @@ async def test_the_public_port_has_nothing_else(model_folder: Path, path: str) -
     assert_refused(await post(model_folder, path, {}), None, 404)
 
 
-async def test_a_wrong_method_is_refused(model_folder: Path) -> None:
-    assert_refused(await post(model_folder, "/v1/models", {}), None, 405)
+async def test_a_wrong_path_is_told_what_there_is(model_folder: Path) -> None:
+    response = await post(model_folder, "/chat/completions", chat())
+    assert_refused(response, None, 404)
+    assert "there are POST /v1/chat/completions" in response.json()["error"]["message"]
+
+
+async def test_a_wrong_method_is_refused_with_the_right_one(model_folder: Path) -> None:
+    response = await post(model_folder, "/v1/models", {})
+    assert_refused(response, None, 405)
+    assert set(response.headers["allow"].split(", ")) == {"GET", "HEAD"}
+    assert "POST /v1/models is not allowed; use " in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models", f"/v1/models/{MODEL}"])
+async def test_what_can_be_looked_at_answers_a_head_request(model_folder: Path, path: str) -> None:
+    async with (
+        served(model_folder, MemoryPlaces()) as router,
+        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
+    ):
+        response = await client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+async def test_a_compressed_body_is_refused_by_its_encoding(model_folder: Path) -> None:
+    content = gzip.compress(json.dumps(chat()).encode())
+    async with (
+        served(model_folder, MemoryPlaces()) as router,
+        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
+    ):
+        packed = await client.post(CHAT, content=content, headers={"content-encoding": "gzip"})
+    assert_refused(packed, None, 415)
+    assert "Content-Encoding 'gzip'" in packed.json()["error"]["message"]
+
+
+async def test_an_empty_body_is_told_so(model_folder: Path) -> None:
+    response = await post(model_folder, CHAT, " \n")
+    assert_refused(response, None)
+    assert "body is empty" in response.json()["error"]["message"]
 
 
 async def test_more_than_the_pools_hold_is_refused_at_once(model_folder: Path) -> None:

@@ -42,12 +42,14 @@ def check_decoding(family: Family, decoding: Decoding) -> None:
             f"unmasking: rule {rule.value!r} is one of Dream's; this model is {family}: use one "
             f"of {', '.join(sorted(supported))}",
             param="unmasking",
+            code="invalid_value",
         )
     if decoding.unmasking.alg_temp and rule not in RANKED_RULES:
         raise InvalidRequest(
             f"unmasking: alg_temp has no effect with rule {rule.value!r}; leave it out, or use "
             f"one of {', '.join(sorted(RANKED_RULES))}",
             param="unmasking",
+            code="invalid_value",
         )
 
 

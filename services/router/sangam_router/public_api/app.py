@@ -33,6 +33,8 @@ from sangam_router.public_api.wishes import Wishes
 from sangam_router.settings import RouterSettings
 from sangam_router.tokenizer import TextTokenizer
 
+_ENDPOINTS = "POST /v1/chat/completions, POST /v1/completions and GET /v1/models"
+
 
 @dataclass(frozen=True, slots=True)
 class PublicParts:
@@ -130,7 +132,9 @@ class PublicApi:
         parts, settings = self._parts, self._settings
         if body.stream_options is not None and not body.stream:
             raise InvalidRequest(
-                "stream_options is only allowed with stream: true", param="stream_options"
+                "stream_options is only allowed with stream: true",
+                param="stream_options",
+                code="invalid_value",
             )
         envelope = Envelope.new(endpoint, settings.served_model_name)
         jobs = parts.wishes.jobs(
@@ -169,9 +173,12 @@ def public_app(parts: PublicParts) -> Gate:
     )
     app.add_api_route("/v1/chat/completions", api.chat, methods=["POST"], response_model=None)
     app.add_api_route("/v1/completions", api.completions, methods=["POST"], response_model=None)
-    app.add_api_route("/v1/models", api.models, methods=["GET"], response_model=None)
-    app.add_api_route("/v1/models/{name:path}", api.model, methods=["GET"], response_model=None)
-    app.add_api_route("/healthz", api.healthz, methods=["GET"], response_model=None)
+    for path, show in (
+        ("/v1/models", api.models),
+        ("/v1/models/{name:path}", api.model),
+        ("/healthz", api.healthz),
+    ):
+        app.add_api_route(path, show, methods=["GET", "HEAD"], response_model=None)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(SangamError, _sangam_error)
     keys = [key.get_secret_value() for key in parts.settings.api_keys]
@@ -180,10 +187,16 @@ def public_app(parts: PublicParts) -> Gate:
 
 async def _http_exception(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, in OpenAI's form."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    code = "method_not_allowed" if status == 405 else "not_found"
-    message = f"{request.method} {request.url.path} does not exist here"
-    return http_error(InvalidRequest(message, code=code)).response()
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        wrong = InvalidRequest(f"{asked} is not allowed; use {allowed}", code="method_not_allowed")
+        response = http_error(wrong).response()
+        response.headers["allow"] = allowed
+        return response
+    message = f"{asked} does not exist here; there are {_ENDPOINTS}"
+    return http_error(InvalidRequest(message, code="not_found")).response()
 
 
 async def _sangam_error(request: Request, error: Exception) -> Response:

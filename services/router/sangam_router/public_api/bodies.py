@@ -25,7 +25,7 @@ async def read_json(request: Request, *, max_bytes: int, seconds: float) -> Any:
     """The parsed body.
 
     Raises:
-        InvalidRequest: too large (413), too slow (408), or not JSON (400).
+        InvalidRequest: too large (413), too slow (408), compressed (415), or not JSON (400).
         ClientDisconnect: the client went away.
     """
     body = bytearray()
@@ -47,10 +47,22 @@ async def read_json(request: Request, *, max_bytes: int, seconds: float) -> Any:
     if is_too_large:
         await _discard_a_while(request)
         raise InvalidRequest(f"the body is larger than {max_bytes} bytes", code="request_too_large")
+    _check_encoding(request)  # not before: an answer in the middle of a body may never be read
     return _parse(bytes(body))
 
 
+def _check_encoding(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise InvalidRequest(
+            f"Content-Encoding {encoding[:20]!r} is not supported; send the body as it is",
+            code="unsupported_encoding",
+        )
+
+
 def _parse(body: bytes) -> Any:
+    if not body.strip():
+        raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
     try:
         parsed = json.loads(body, parse_constant=_refuse_constant)
         if _SURROGATE.search(body):  # half a character: no tokenizer or response can hold it

@@ -23,6 +23,7 @@ _STATUS_OF_CODE = {
     "method_not_allowed": 405,
     "request_timeout": 408,
     "request_too_large": 413,
+    "unsupported_encoding": 415,
     "head_too_large": 431,
     "invalid_api_key": 401,
 }

@@ -20,6 +20,16 @@ COMMON: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (None, 1),
     "min_p": (None, 0),
     "min_tokens": (None, 0),
+    "bad_words": (None, []),
+    "allowed_token_ids": _NONE,
+    "prompt_logprobs": _NONE,
+    "truncate_prompt_tokens": _NONE,
+    "structured_outputs": _NONE,
+    "guided_json": _NONE,
+    "guided_regex": _NONE,
+    "guided_choice": _NONE,
+    "guided_grammar": _NONE,
+    "priority": (None, 0),
     "use_beam_search": (None, False),
     "best_of": (None, 1),
     "logit_bias": (None, {}),
@@ -33,12 +43,13 @@ COMMON: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_key": _NONE,
     "prompt_cache_retention": _NONE,
 }
-"""Fields that both endpoints know; the vLLM ones come from its benchmark client."""
+"""Fields that both endpoints know; vLLM's come from its clients."""
 
 CHAT: Mapping[str, tuple[Any, ...]] = {
     **COMMON,
     "logprobs": (None, False),
     "top_logprobs": (None, 0),
+    "echo": (None, False),
     "tools": (None, []),
     "tool_choice": (None, "none", "auto"),
     "parallel_tool_calls": (None, True, False),
@@ -61,6 +72,7 @@ COMPLETION: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (None, False),
     "echo": (None, False),
     "suffix": (None, ""),
+    "response_format": (None, {"type": "text"}),
 }
 
 MESSAGE: Mapping[str, tuple[Any, ...]] = {

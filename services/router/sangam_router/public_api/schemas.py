@@ -113,7 +113,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, str]]:
     for index, item in enumerate(messages):
         where = f"messages.{index}."
         if not isinstance(item, dict):
-            raise InvalidRequest(f"messages.{index} must be an object", param=f"messages.{index}")
+            raise _wrong(f"messages.{index}", "must be an object with role and content")
         message = _validated(_Message, without_neutral(item, MESSAGE, where), where)
         role = "system" if message.role == "developer" else message.role
         entry = {"role": role, "content": _content(message.content, f"{where}content")}
@@ -127,7 +127,7 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise InvalidRequest(f"{where} must be text or a list of text parts", param=where)
+        raise _wrong(where, "must be text or a list of text parts")
     texts: list[str] = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -139,10 +139,7 @@ def _content(content: Any, where: str) -> str:
             )
         text = part.get("text")
         if not isinstance(text, str) or set(part) - {"type", "text"}:
-            raise InvalidRequest(
-                f"{where}.{index} must have 'type' and 'text' (a string), nothing else",
-                param=f"{where}.{index}",
-            )
+            raise _wrong(f"{where}.{index}", "must have 'type' and 'text' (a string), nothing else")
         texts.append(text)
     return "\n".join(texts)
 
@@ -156,10 +153,10 @@ def read_prompts(prompt: Any) -> list[str | list[int]]:
             return [prompt]
         if all(isinstance(item, str) for item in prompt) or all(_is_ids(item) for item in prompt):
             return list(prompt)
-    raise InvalidRequest(
-        "prompt must be a string, a list of strings, a list of token ids, or a list of such lists; "
+    raise _wrong(
+        "prompt",
+        "must be a string, a list of strings, a list of token ids, or a list of such lists; "
         "none of them empty",
-        param="prompt",
     )
 
 
@@ -175,16 +172,19 @@ def read_stops(stop: Any) -> tuple[str, ...]:
         or len(stops) > MAX_STOPS
         or not all(isinstance(item, str) and item for item in stops)
     ):
-        raise InvalidRequest(
-            f"stop must be a string or a list of up to {MAX_STOPS} strings, none of them empty",
-            param="stop",
+        raise _wrong(
+            "stop", f"must be a string or a list of up to {MAX_STOPS} strings, none of them empty"
         )
     return tuple(dict.fromkeys(stops))
 
 
+def _wrong(param: str, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} {problem}", param=param, code="invalid_value")
+
+
 def _object(body: object) -> Mapping[str, Any]:
     if not isinstance(body, dict):
-        raise InvalidRequest("the body must be a JSON object")
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
     return body
 
 

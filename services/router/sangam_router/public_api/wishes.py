@@ -83,9 +83,10 @@ class Wishes:
         decoding = self._decoding(body)
         seed = secrets.randbits(63) if body.seed is None else body.seed & _SEED_MASK
         jobs: list[Job] = []
-        for prompt in prompts:
-            self._check_prompt(prompt, param)
-            wanted, geometry = self._fit(len(prompt), max_tokens, decoding, param)
+        for number, prompt in enumerate(prompts):
+            where = param if len(prompts) == 1 else f"{param}.{number}"
+            self._check_prompt(prompt, where)
+            wanted, geometry = self._fit(len(prompt), max_tokens, decoding, where)
             for choice in range(num_choices):
                 index = len(jobs)
                 jobs.append(
@@ -119,10 +120,12 @@ class Wishes:
 
     def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
         if not prompt:
-            raise InvalidRequest(f"{param} must not be empty", param=param)
+            raise InvalidRequest(f"{param} must not be empty", param=param, code="invalid_value")
         if min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
             raise InvalidRequest(
-                f"{param}: token ids must be in 0..{self._info.vocab_size - 1}", param=param
+                f"{param}: token ids must be in 0..{self._info.vocab_size - 1}",
+                param=param,
+                code="invalid_value",
             )
         if self._info.mask_id in prompt:
             raise InvalidRequest(
