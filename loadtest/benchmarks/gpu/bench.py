@@ -1,11 +1,12 @@
 """The parts of ``make bench-gpu``: what each measures, with which engine, in which order.
 
-Decides order (what needs no compiled kernels while those are compiled, then what the goals need),
-times and pools. How things are measured the modules beside this one decide. Called by
-``__main__``.
+Decides order (what the goals need first; what needs no compiled kernels comes forward while those
+are compiled), times and pools. How things are measured the modules beside this one decide. Called
+by ``command``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from benchmarks.gpu.correctness import run_tests
 from benchmarks.gpu.engines import Place, free_memory, load_eager, load_graphs, name_of
 from benchmarks.gpu.fp8 import time_fp8
 from benchmarks.gpu.gap import measure_gap
+from benchmarks.gpu.kernels import OF_MODELS, OF_TESTS
 from benchmarks.gpu.operators import time_attention, time_products, time_sampler
 from benchmarks.gpu.parts import Budget, Part, Record
 from benchmarks.gpu.passes import Timed, compare_with_eager, time_passes
@@ -29,15 +31,26 @@ from sangam_worker.models.config import model_config
 Measure = Callable[[str, Record, Budget], None]
 """Measures one model."""
 
+_FA3 = "flashinfer-fa3"
+
+
+class Checks(StrEnum):
+    """Which of the tests a part runs, as its name says."""
+
+    OF_MODELS = "of the models' shapes"
+    WITHOUT_FLASHINFER = "without FlashInfer"
+    OTHERS = "of all else"
+
 
 class Bench:
     """The parts; later ones read what earlier ones found.
 
     Args:
         models: the first one, a LLaDA, is the one for which one is enough.
-        tests: pytest's arguments, for what needs no FlashInfer kernel and for all else.
+        tests: pytest's arguments, by ``Checks``' names.
         kernels: attention backends that are set beside each other.
         found: the parts that were run, by name.
+        attends: the place with the attention that can be had by now.
         no_tests: why the tests are left out, if they are.
     """
 
@@ -46,32 +59,29 @@ class Bench:
         place: Place,
         models: Sequence[str],
         sizes: Sizes,
-        tests: Sequence[Sequence[str]],
+        tests: Mapping[Checks, Sequence[str]],
         kernels: Sequence[str],
         found: Mapping[str, Record],
+        attends: Callable[[Place], Place] = lambda place: place,
         no_tests: str = "",
     ) -> None:
-        self._place, self._models, self._sizes = place, models, sizes
+        self._given_place, self._models, self._sizes = place, models, sizes
         self._tests, self._kernels = tests, kernels
-        self._found, self._no_tests = found, no_tests
+        self._found, self._attends, self._no_tests = found, attends, no_tests
         self._held: Timed | None = None
 
     def parts(self) -> list[Part]:
         """Every part, the most important first; what shares an engine in a row."""
         first, *others = self._models
-        early, late = (partial(run_tests, arguments=each) for each in self._tests)
-        left_out = self._no_tests
         return [
             Part("ceilings", self._measure_ceilings, most_seconds=20),
-            Part("correctness without FlashInfer", early, most_seconds=150, left_out=left_out),
-            *self._of_models("sampler", self._sampler, 20, needs_kernels=False),
-            *self._of_models("products", self._products, 30, needs_kernels=False),
-            Part("correctness with FlashInfer", late, True, 5, 100, left_out),
+            *self._of_models("sampler", self._sampler, 15, num_waves=0),
+            # Of the models' own shapes, before anything of theirs is timed.
+            self._of_tests(Checks.OF_MODELS, OF_MODELS, 90),
             self._of_model("decodes", self._decodes, first, 45),
             self._of_model("cpu gap", self._gap, first, 20),
             self._of_model("batch 1 step", self._steps, first, 40),
             self._of_model("breakdown", self._breakdown, first, 20),
-            self._of_model("transport", self._transport, first, 30),
             self._of_model("prefills", self._eager, first, 50),
             *(
                 part
@@ -82,33 +92,49 @@ class Bench:
                     self._of_model("prefills", self._eager, model, 50),
                 )
             ),
-            *self._of_models("fp8", self._fp8, 40),
+            self._of_model("transport", self._transport, first, 30),
             *self._of_models("attention", self._attention, 20),
+            *self._of_models("fp8", self._fp8, 35),
+            *self._of_models("products", self._products, 25, num_waves=0),
+            self._of_tests(Checks.WITHOUT_FLASHINFER, 0, 100),
+            self._of_tests(Checks.OTHERS, OF_TESTS, 240),
         ]
 
+    def _of_tests(self, tests: Checks, num_waves: int, seconds: float) -> Part:
+        run = partial(self._run_tests, self._tests[tests])
+        return Part(f"correctness {tests}", run, num_waves, 15, seconds, self._no_tests)
+
+    def _run_tests(self, arguments: Sequence[str], record: Record, budget: Budget) -> None:
+        """With the device's memory given back: some start a whole worker there."""
+        self._held = None
+        free_memory(self._given_place.torch_device)
+        run_tests(record, budget, arguments)
+
     def _of_models(
-        self, name: str, measure: Measure, seconds: float, *, needs_kernels: bool = True
+        self, name: str, measure: Measure, seconds: float, *, num_waves: int = OF_MODELS
     ) -> list[Part]:
         return [
-            self._of_model(name, measure, model, seconds, needs_kernels=needs_kernels)
+            self._of_model(name, measure, model, seconds, num_waves=num_waves)
             for model in self._models
         ]
 
     def _of_model(
-        self, name: str, measure: Measure, model: str, seconds: float, *, needs_kernels: bool = True
+        self, name: str, measure: Measure, model: str, seconds: float, *, num_waves: int = OF_MODELS
     ) -> Part:
         run = partial(measure, model)
-        return Part(f"{name} {name_of(model)}", run, needs_kernels, seconds / 4, seconds)
+        return Part(f"{name} {name_of(model)}", run, num_waves, seconds / 4, seconds)
+
+    @property
+    def _place(self) -> Place:
+        return self._attends(self._given_place)
 
     @property
     def _gpu(self) -> Gpu:
-        """Floors need ceilings: without them a part fails, and says so."""
-        if "ceilings" not in self._found:
-            raise LookupError("the ceilings were not measured, so there is no floor")
-        return gpu_of(self._found["ceilings"]["found"])
+        """What floors are made from: ceilings as far as they were measured."""
+        return gpu_of(self._found.get("ceilings", {}).get("found", {}))
 
     def _measure_ceilings(self, record: Record, budget: Budget) -> None:
-        measure_ceilings(record, self._place.torch_device, self._sizes)
+        measure_ceilings(record, self._given_place.torch_device, self._sizes)
 
     def _sampler(self, model: str, record: Record, budget: Budget) -> None:
         device, rows = self._place.torch_device, self._sizes.sampler_rows
@@ -139,8 +165,10 @@ class Bench:
         time_steps(record, budget, engine, dense, self._sizes.step_context_tokens)
 
     def _transport(self, model: str, record: Record, budget: Budget) -> None:
-        tokens = self._sizes.transfer_tokens
-        time_transport(record, budget, self._graphs(model), tokens, self._sizes.max_ctas)
+        self._held = None
+        tokens, pages = self._sizes.transfer_tokens, self._sizes.transfer_pages
+        timed = load_graphs(self._place, model, pages, ())
+        time_transport(record, budget, timed, tokens, self._sizes.max_ctas)
 
     def _breakdown(self, model: str, record: Record, budget: Budget) -> None:
         iterations = self._sizes.breakdown_iterations
@@ -170,7 +198,7 @@ class Bench:
             name_of(model),
             model_config(model),
             self._sizes.attention_iterations,
-            self._kernels,
+            [each for each in self._kernels if each != _FA3 or self._place == self._given_place],
             self._place.torch_device,
             self._place.torch_dtype,
         )
@@ -179,7 +207,7 @@ class Bench:
         """An engine with a graph for every size that is measured, kept until another one is."""
         if self._held is None or self._held.name != name_of(model):
             self._held = None
-            pages = max(_pages(self._sizes.graph_iterations), self._sizes.transfer_pages)
+            pages = _pages([*self._sizes.graph_iterations, *self._sizes.breakdown_iterations])
             self._held = load_graphs(self._place, model, pages, self._sizes.blocks)
         return self._held
 

@@ -1,18 +1,18 @@
 """``make bench-gpu``: ceilings, correctness, then passes, operators and comparisons beside floors.
 
-Decides the parts and their order: what the goals need first, what needs no compiled kernels while
-those are compiled. Writes ``results.json`` (after every part), ``table.md`` and CSVs that
-``sangam loadtest fit`` reads. Exit status 3 when a part failed or was not run; a missed goal is a
-result.
+Decides which tests run when: those of the models' own shapes before anything is timed, what needs
+other kernels as they come. Writes ``results.json`` and ``table.md`` as it goes (``written`` makes
+CSVs of them, anywhere). Exit status 3 when a part failed or was not run; a missed goal is a result.
 """
 
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.bench import Bench, Checks
 from benchmarks.gpu.commands import (
     MODELS,
     TINY_MODELS,
+    Attends,
     Found,
     add_options,
     finish,
@@ -23,9 +23,13 @@ from benchmarks.gpu.correctness import REPOSITORY
 from benchmarks.gpu.parts import DeviceLost, Part, say
 from benchmarks.gpu.sizes import H200, TINY
 from benchmarks.gpu.supervised import GO_ON, PASSES_FOLDER
-from benchmarks.gpu.written import write_files
+from benchmarks.gpu.written import write_files, write_table
 
 __all__ = ["main", "write_files"]
+
+_OF_MODELS = "(8b or 7b or 128) and not start and not restarts"
+"""Words in the names of tests with the models' shapes, or with heads as large, that take seconds:
+what is timed is held against references before."""
 
 _FLASHINFER = (
     "flashinfer or graphs or attention or start or fa2 or fa3 or replays"
@@ -46,17 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = {"h200": H200, "tiny": TINY}[given.sizes]
     place = place_of(given, f"--kernels torch --sizes tiny --models {' '.join(TINY_MODELS)}")
 
-    def parts(found: Found) -> list[Part]:
+    def parts(found: Found, attends: Attends) -> list[Part]:
         tests, no_tests = _tests(given), _no_tests(given)
-        return Bench(place, given.models, sizes, tests, given.kernels, found, no_tests).parts()
+        bench = Bench(place, given.models, sizes, tests, given.kernels, found, attends, no_tests)
+        return bench.parts()
 
     try:
-        run = run_parts(given, parts, {})
+        run = run_parts(given, parts, {}, write_table)
     except DeviceLost as error:
         say(str(error))
         return GO_ON
-    finally:
-        write_files(given.out)
     return finish(run)
 
 
@@ -67,12 +70,17 @@ def _no_tests(given: argparse.Namespace) -> str:
     return f"{_TESTS} needs a GPU, and this is on {given.device}; --tests names others"
 
 
-def _tests(given: argparse.Namespace) -> list[list[str]]:
-    """Pytest's arguments: first what needs no kernel that is compiled meanwhile, then the rest."""
+def _tests(given: argparse.Namespace) -> dict[Checks, list[str]]:
+    """Pytest's arguments."""
     common = _files(given.tests)
     if given.device.startswith("cuda"):
         common += ["--confcutdir=tests/gpu", "--require-gpu"]
-    return [[*common, "-k", f"not ({_FLASHINFER})"], [*common, "-k", _FLASHINFER]]
+    words = {
+        Checks.OF_MODELS: _OF_MODELS,
+        Checks.WITHOUT_FLASHINFER: f"not ({_FLASHINFER}) and not ({_OF_MODELS})",
+        Checks.OTHERS: f"({_FLASHINFER}) and not ({_OF_MODELS})",
+    }
+    return {tests: [*common, "-k", chosen] for tests, chosen in words.items()}
 
 
 def _files(tests: str) -> list[str]:

@@ -1,19 +1,20 @@
-"""What both commands share: options, the machine in words, kernels, the end of a run.
+"""What both commands share: options, kernels, what is written when, the end of a run.
 
 Called by ``benchmarks.gpu`` and ``benchmarks.gpu.serving``.
 """
 
 import argparse
-import platform
-import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.gpu.engines import Place
-from benchmarks.gpu.kernels import Compilation, flashinfer_compilation
+from benchmarks.gpu.kernels import Compilation, flashinfer_waves, nothing
+from benchmarks.gpu.machine import DeviceState, describe_machine
 from benchmarks.gpu.parts import Budget, Part, Record, Run, parts_of, say
 from benchmarks.gpu.supervised import BAD_OPTIONS, HAS_COMPLAINTS, RESULTS, SECONDS
 from benchmarks.gpu.timing import settle
@@ -63,11 +64,20 @@ def place_of(given: argparse.Namespace, tiny: str) -> Place:
 Found = dict[str, Record]
 """The parts that were run, by name: later ones read what earlier ones found."""
 
+Attends = Callable[[Place], Place]
+"""The place with the attention that can be had there by now."""
+
 
 def run_parts(
-    given: argparse.Namespace, parts: Callable[[Found], Sequence[Part]], head: Record
+    given: argparse.Namespace,
+    parts: Callable[[Found, Attends], Sequence[Part]],
+    head: Record,
+    write_table: Callable[[Record, Path], None],
 ) -> Run:
     """Run the chosen parts within the time, kernels compiled meanwhile.
+
+    Args:
+        write_table: writes into a folder what is to be read of the results so far.
 
     Raises:
         DeviceLost: nothing more can be run in this process.
@@ -76,24 +86,45 @@ def run_parts(
     file = given.out / RESULTS
     found = parts_of(file) if given.resume else {}
     device = torch.device(given.device)
+    kernels = _started_kernels(given)
     run = Run(
         Budget(given.seconds),
         file,
-        {"machine": _machine(), **head},
+        {"machine": describe_machine(), **head},
         found,
-        lambda: _is_well(device),
-        given.patience,
+        is_well=lambda: _is_well(device),
+        patience=given.patience,
+        also_write=lambda results: _without_fail(write_table, results, given.out),
+        device_state=DeviceState(),
     )
-    kernels = _started_kernels(given)
+
+    def attends(place: Place) -> Place:
+        return _with_fa2(place) if not kernels.has_fa3 else place
+
     try:
-        chosen = [part for part in parts(found) if any(word in part.name for word in given.only)]
-        run.run_all(chosen, kernels)
+        offered = parts(found, attends)
+        run.run_all([p for p in offered if any(word in p.name for word in given.only)], kernels)
     finally:
         run.head["kernel_seconds"] = kernels.seconds
         run.head["kernel_errors"] = kernels.errors
         kernels.stop()
         run.write()
     return run
+
+
+def _with_fa2(place: Place) -> Place:
+    """FA2 for everything, where each batch would get the faster kernel and FA3 is not there."""
+    if place.attention != "flashinfer":
+        return place
+    return replace(place, attention="flashinfer-fa2")
+
+
+def _without_fail(write: Callable[[Record, Path], None], results: Record, folder: Path) -> None:
+    """A table that cannot be made must not cost what is measured; the results have it all."""
+    try:
+        write(results, folder)
+    except Exception:  # noqa: BLE001 - whatever it is, the run goes on
+        say(traceback.format_exc())
 
 
 def _is_well(device: torch.device) -> bool:
@@ -108,8 +139,8 @@ def _is_well(device: torch.device) -> bool:
 def _started_kernels(given: argparse.Namespace) -> Compilation:
     """What FlashInfer needs, under way; nothing without FlashInfer."""
     if "flashinfer" not in given.attention + given.operators:
-        return Compilation({})
-    return flashinfer_compilation()
+        return Compilation(nothing)
+    return Compilation(flashinfer_waves)
 
 
 def finish(run: Run) -> int:
@@ -120,26 +151,3 @@ def finish(run: Run) -> int:
         say(f"NOT DONE  {complaint}")
     say(f"{run.budget.used_seconds:5.0f} s  {run.out}")
     return HAS_COMPLAINTS if complaints else 0
-
-
-def _machine() -> dict[str, str]:
-    """What ran it."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-        found["cuda"] = str(torch.version.cuda)
-        asked = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,temperature.gpu"]
-        try:
-            said = subprocess.run(
-                [*asked, "--format=csv,noheader"],
-                capture_output=True,
-                timeout=10,
-                text=True,
-                check=False,
-            )
-            found["driver, clock, temperature"] = said.stdout.strip()
-        except (OSError, subprocess.TimeoutExpired) as error:
-            found["driver, clock, temperature"] = f"unknown ({error})"
-    else:
-        found["processor"] = platform.machine()
-    return found

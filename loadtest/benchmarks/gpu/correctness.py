@@ -12,20 +12,25 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 from xml.etree import ElementTree
 
-from benchmarks.gpu.parts import Budget, Record
+from benchmarks.gpu.parts import Budget, Record, say
+from benchmarks.gpu.supervised import ends_with_parent
 from sangam_core.errors import SangamError
 
 REPOSITORY = Path(__file__).parents[3]
 _OPTIONS = (
-    "-q", "-p", "no:cacheprovider", "--durations=15", "--continue-on-collection-errors",
+    "-v", "-p", "no:cacheprovider", "--durations=15", "--continue-on-collection-errors",
     "-W", "default",
 )  # fmt: skip
 """What warns on a machine of other versions is not what is checked here."""
 
 _MOST_CHARACTERS = 400
 _INTERRUPT_SECONDS = 15.0
+_LOOK_SECONDS = 10.0
+_TEST_SECONDS = "60"
+"""Of one test: here kernels are compiled before, and one that hangs must not cost the rest."""
 
 
 class TestsFailed(SangamError):
@@ -41,9 +46,11 @@ def run_tests(record: Record, budget: Budget, arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report, log = Path(folder) / "report.xml", Path(folder) / "log"
         own = [*_OPTIONS, f"--junitxml={report}"]
-        status = _status([sys.executable, "-m", "pytest", *arguments, *own], log, budget)
-        record["output"] = log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:]
-        record["passed"] = _num_passed(record["output"])
+        with log.open("wb") as file:
+            process = _started([*arguments, *own], file)
+        status = _status(process, log, record, budget)
+        record["output"] = _lines(log)[-60:]
+        record["passed"] = _num_passed(log)
         if report.exists():
             record |= _read_report(report)
     passed, failures = record["passed"], record.get("failures", {})
@@ -52,33 +59,46 @@ def run_tests(record: Record, budget: Budget, arguments: Sequence[str]) -> None:
         raise TestsFailed(f"{passed} passed; {', '.join([*failures, ended])}")
 
 
-def _status(command: Sequence[str], log: Path, budget: Budget) -> int | None:
+def _started(arguments: Sequence[str], log: BinaryIO) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "GPU_TEST_SECONDS": _TEST_SECONDS},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=ends_with_parent,
+    )
+
+
+def _status(
+    process: "subprocess.Popen[bytes]", log: Path, record: Record, budget: Budget
+) -> int | None:
     """The exit status; ``None`` when it was interrupted, which pytest reports on all the same."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    while (left := budget.left_seconds) > 0:
         try:
-            return process.wait(max(1.0, budget.left_seconds))
+            return process.wait(min(_LOOK_SECONDS, max(1.0, left)))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(_INTERRUPT_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            record["passed"] = _num_passed(log)
+            say(f"         {record['passed']} tests passed so far")
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(_INTERRUPT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     return None
 
 
-def _num_passed(output: Sequence[str]) -> int:
-    """By pytest's last line: its report shows an interrupted test as it shows one that passed."""
-    found = re.search(r"\b(\d+) passed", output[-1]) if output else None
-    return int(found[1]) if found else 0
+def _lines(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _num_passed(log: Path) -> int:
+    """By the lines as they were written: a report shows an interrupted test as one that passed, and
+    there is none of pytest's when it was killed."""
+    return sum(re.search(r"::.* PASSED\b", line) is not None for line in _lines(log))
 
 
 def _read_report(report: Path) -> Record:

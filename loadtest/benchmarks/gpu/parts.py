@@ -1,8 +1,9 @@
 """Runs a benchmark's parts within its time, the most important ones first.
 
-Decides what runs next, what a part's failure costs (that part) and when results are written (after
-each part, so that a run that is cut off leaves what it had). What is measured the parts know.
-Called by the commands ``benchmarks.gpu`` and ``benchmarks.gpu.serving``.
+Decides what runs next, what a part's failure costs (that part) and when results are written: with
+every line that a part says, no more often than once a second, so that a run that is killed at any
+time leaves what it had. What is measured the parts know. Called by the commands
+``benchmarks.gpu`` and ``benchmarks.gpu.serving``.
 """
 
 import faulthandler
@@ -24,8 +25,11 @@ Record = dict[str, Any]
 LEFT_OUT = "left out"
 """Status of a part that is not for this machine."""
 
-_HANGS_FACTOR, _HANGS_SECONDS = 1.5, 30.0
+_HANGS_FACTOR, _HANGS_SECONDS = 1.3, 20.0
 """A part that takes so many times its time, and so much more, does not end."""
+
+_WRITE_SECONDS = 1.0
+"""Between two writings of what a part has found so far."""
 
 
 class Budget:
@@ -58,29 +62,32 @@ class Part:
     Attributes:
         run: fills the record; is expected to stop when its budget is used up, and then to note
             under ``cut_short`` what it left out.
-        needs_kernels: FlashInfer's must be compiled before.
+        num_waves: of FlashInfer's kernels that must be compiled before (``kernels``).
         least_seconds: it is not begun with less time left. most_seconds: its budget.
         left_out: why it cannot be run here, which is no complaint; empty where it can.
     """
 
     name: str
     run: Callable[[Record, Budget], None]
-    needs_kernels: bool = False
+    num_waves: int = 0
     least_seconds: float = 0.0
     most_seconds: float = 60.0
     left_out: str = ""
 
 
 class Kernels(Protocol):
-    """Kernels that are being compiled meanwhile."""
+    """Kernels that are being compiled meanwhile, in waves."""
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether nothing is under way any more, be it that it failed."""
+    def is_ready(self, num_waves: int) -> bool:
+        """Whether nothing of the first waves is under way any more, be it that it failed."""
         ...
 
-    def wait(self, seconds: float) -> None:
-        """Wait until it is ready, at most so long."""
+    def wait(self, num_waves: int, seconds: float) -> None:
+        """Wait until they are ready, at most so long."""
+        ...
+
+    def complaint(self, num_waves: int) -> str:
+        """What of them failed without which nothing can be expected to run; empty: nothing."""
         ...
 
 
@@ -97,6 +104,8 @@ class Run:
         parts: what each found; those that are here already are not run again.
         is_well: whether the device still answers, asked after a failure.
         patience: parts may take so many times as long as they should: for slow machines.
+        also_write: writes what else there is to be read of the results' file.
+        device_state: clocks and the like, noted behind each part; nothing where unknown.
     """
 
     budget: Budget
@@ -105,6 +114,9 @@ class Run:
     parts: dict[str, Record] = field(default_factory=dict)
     is_well: Callable[[], bool] = lambda: True
     patience: float = 1.0
+    also_write: Callable[[Record], None] = lambda results: None
+    device_state: Callable[[], str] = lambda: ""
+    _written_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.write()  # complains now rather than after minutes
@@ -112,37 +124,48 @@ class Run:
     def run_all(self, parts: Sequence[Part], kernels: Kernels) -> None:
         """Run the parts in order; one whose kernels are under way lets later ones go first.
 
+        Where kernels failed, one part is tried all the same; when it fails, so would the others.
+
         Raises:
             DeviceLost: nothing more can be run in this process.
         """
         waiting = [part for part in parts if part.name not in self.parts]
+        is_hopeless = False
         while waiting:
-            ready = (item for item in waiting if kernels.is_ready or not item.needs_kernels)
-            part = next(ready, None)
+            part = next((item for item in waiting if kernels.is_ready(item.num_waves)), None)
             if part is None:
                 part = waiting[0]
                 say(f"{self.budget.used_seconds:5.0f} s  waiting for kernels")
-                kernels.wait(self.budget.left_seconds - part.least_seconds)
+                kernels.wait(part.num_waves, self.budget.left_seconds - part.least_seconds)
             waiting.remove(part)
-            self.run_part(part, kernels.is_ready or not part.needs_kernels)
+            is_ready = kernels.is_ready(part.num_waves)
+            complaint = kernels.complaint(part.num_waves) if is_ready else "are not compiled"
+            if is_ready and not is_hopeless:
+                self.run_part(part)
+                is_hopeless = bool(complaint) and self.parts[part.name]["status"] == "failed"
+            else:
+                self.run_part(part, f"its kernels {complaint}" if complaint else "")
 
-    def run_part(self, part: Part, is_ready: bool = True) -> None:
-        """Run one part and note how it ended."""
+    def run_part(self, part: Part, cannot: str = "") -> None:
+        """Run one part and note how it ended; ``cannot`` says why it is not even begun."""
         record = self.parts[part.name] = {"status": "running"}
         found: Record = {}
         record["found"] = found
+        if not cannot and self.budget.left_seconds < part.least_seconds:
+            cannot = "no time was left"
         if part.left_out:
             record |= {"status": LEFT_OUT, "error": part.left_out}
-        elif not is_ready or self.budget.left_seconds < part.least_seconds:
-            why = "its kernels are not compiled" if not is_ready else "no time was left"
-            record |= {"status": "not run", "error": why}
+        elif cannot:
+            record |= {"status": "not run", "error": cannot}
         else:
             say(f"{self.budget.used_seconds:5.0f} s  {part.name}")
             self.write()  # should it hang, the file says in what
             own = self.budget.part(self.patience * part.most_seconds)
-            with _ended_if_it_hangs(own):
+            with _ended_if_it_hangs(own), _written_as_it_speaks(self._write_now_and_then):
                 record |= _run(part, found, own)
             record["seconds"] = round(own.used_seconds, 2)
+            if state := self.device_state():
+                record["device"] = state
         if record["status"] != "done":
             say(f"         {part.name}: {record['status']}: {_reason(record)}")
         self.write()
@@ -152,7 +175,14 @@ class Run:
     def write(self) -> None:
         """Write everything so far."""
         content = {**self.head, "used_seconds": round(self.budget.used_seconds, 1)}
-        _write(self.out, {**content, "parts": self.parts})
+        results = {**content, "parts": self.parts}
+        write_json(self.out, results)
+        self.also_write(results)
+        self._written_seconds = self.budget.used_seconds
+
+    def _write_now_and_then(self) -> None:
+        if self.budget.used_seconds - self._written_seconds >= _WRITE_SECONDS:
+            self.write()
 
     @property
     def complaints(self) -> list[str]:
@@ -179,13 +209,18 @@ def end_running(file: Path) -> None:
     """Write into the file that the part that a process ended in has failed."""
     results = json.loads(file.read_text(encoding="utf-8"))
     results["parts"] = parts_of(file)
-    _write(file, results)
+    write_json(file, results)
 
 
-def _write(file: Path, results: Record) -> None:
-    """In one step."""
+def write_json(file: Path, results: Record) -> None:
+    """Write results in one step."""
+    write_text(file, json.dumps(results, indent=1) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
+    """In one step: whoever is killed meanwhile leaves the file before or the whole of this one."""
     beside = file.with_suffix(".part")
-    beside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    beside.write_text(text, encoding="utf-8")
     beside.replace(file)
 
 
@@ -215,7 +250,22 @@ def _reason(record: Record) -> str:
     return record.get("error") or f"time was over before {', '.join(map(str, left_out or ()))}"
 
 
+_listeners: list[Callable[[], None]] = []
+
+
+@contextmanager
+def _written_as_it_speaks(write: Callable[[], None]) -> Iterator[None]:
+    """Write whenever the part that runs says something."""
+    _listeners.append(write)
+    try:
+        yield
+    finally:
+        _listeners.remove(write)
+
+
 def say(line: str) -> None:
-    """Progress, at once."""
+    """Progress, at once; what a part has found by then is written."""
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
+    for listener in _listeners:
+        listener()

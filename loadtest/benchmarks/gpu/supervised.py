@@ -2,17 +2,23 @@
 
 After an illegal access no CUDA call of a process works any more, and a hung one never returns:
 either costs the part that it was in, and the next process goes on behind it. Decides when to go on;
-the results' file says where. Called by the commands' ``__main__``; imports no torch, whose import
-takes seconds and whose use of a device this process must not have.
+the results' file says where. However the command ends, by SIGTERM too, its table is written and
+nothing that it started is left. Called by the commands' ``__main__``; imports no torch, whose
+import takes seconds and whose use of a device this process must not have.
 """
 
 import argparse
+import ctypes
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from benchmarks.gpu.parts import end_running, parts_of, say
 
@@ -32,10 +38,16 @@ GO_ON = 75
 HAS_COMPLAINTS = 3
 """Of one that ran to its end, but not all of its parts did (1 is that of a crash)."""
 
+TERMINATED = 128 + signal.SIGTERM
+
 _MOST_STARTS = 6
 _LEAST_SECONDS = 20.0
 _GRACE_SECONDS = 15.0
 _WRITE_SECONDS = 60.0
+_KILLED_SECONDS = 5.0
+"""A killed process is gone by then, or stuck in a driver, where nothing reaches it."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def supervise(module: str, arguments: Sequence[str], folder: str, target: str) -> int:
@@ -77,27 +89,55 @@ def supervised(
         grace_seconds: what a process may take beyond its time before it is killed.
     """
     results.unlink(missing_ok=True)
+    with _nothing_left_behind():
+        try:
+            with _ended_by_sigterm():
+                status = _run(module, arguments, seconds, results, grace_seconds)
+        except Terminated:
+            say("NOT DONE  terminated")
+            status = TERMINATED
+        if status in (0, BAD_OPTIONS, HAS_COMPLAINTS):
+            return status
+        _write_out(module, results)
+    return TERMINATED if status == TERMINATED else HAS_COMPLAINTS
+
+
+def _run(
+    module: str, arguments: Sequence[str], seconds: float, results: Path, grace_seconds: float
+) -> int | None:
+    """The last process' exit status; ``None`` when it did not get to its end."""
     ends, num_parts = time.monotonic() + seconds, 0
     code = f"import sys; from {module} import main; sys.exit(main())"
     for start in range(_MOST_STARTS):
         left = ends - time.monotonic()
         if start and left < _LEAST_SECONDS:
-            break
+            return None
         more = ["--seconds", f"{left:.3f}", *(["--resume"] if start else [])]
-        command = [sys.executable, "-c", code, *arguments, *more]
-        try:
-            status = subprocess.run(command, timeout=left + grace_seconds, check=False).returncode
-        except subprocess.TimeoutExpired:
+        status = _status([sys.executable, "-c", code, *arguments, *more], left + grace_seconds)
+        if status is None:
             say("NOT DONE  the process did not end in time")
-            break
+            return None
         if status in (0, BAD_OPTIONS, HAS_COMPLAINTS):
             return status
         say(f"NOT DONE  a process ended with status {status}")
         if len(parts_of(results)) == num_parts:
-            break
+            return None
         num_parts = len(parts_of(results))
-    _write_out(module, results)
-    return HAS_COMPLAINTS
+    return None
+
+
+def _status(command: Sequence[str], seconds: float) -> int | None:
+    """Of a process that ends with this one; ``None`` when it had to be killed."""
+    process = subprocess.Popen(command, preexec_fn=ends_with_parent)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_KILLED_SECONDS)
 
 
 def _write_out(module: str, results: Path) -> None:
@@ -107,10 +147,63 @@ def _write_out(module: str, results: Path) -> None:
     end_running(results)
     code = f"import pathlib, sys; from {module} import write_files; "
     code += "write_files(pathlib.Path(sys.argv[1]))"
-    command = [sys.executable, "-c", code, str(results.parent)]
-    try:
-        status = subprocess.run(command, timeout=_WRITE_SECONDS, check=False).returncode
-    except subprocess.TimeoutExpired:
-        status = None
-    if status != 0:
+    if _status([sys.executable, "-c", code, str(results.parent)], _WRITE_SECONDS) != 0:
         say(f"NOT DONE  no table of {results}")
+
+
+class Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def ends_with_parent() -> None:
+    """Have this process killed when the one that started it ends (Linux); for ``preexec_fn``."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def _nothing_left_behind() -> Iterator[None]:
+    """At the end kill what those that were started here started, though they be gone (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    before = _descendants()
+    try:
+        yield
+    finally:
+        for pid in _descendants() - before:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _descendants() -> set[int]:
+    """Processes that this one, or one of those, is the parent of."""
+    children: dict[int, list[int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):  # it has ended
+            parent = int(file.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(file.parent.name))
+    found: set[int] = set()
+    waiting = [os.getpid()]
+    while waiting:
+        own = children.get(waiting.pop(), [])
+        found.update(own)
+        waiting += own
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux' call; elsewhere nothing happens."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

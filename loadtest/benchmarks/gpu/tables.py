@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.goals import goals_table
+from benchmarks.gpu.ceilings import assumed_ceilings
+from benchmarks.gpu.goals import goals_table, readme_rows
 
 _PASS_COLUMNS = {
     "launch": "launch", "prefill_tokens": "prefill", "decode_blocks": "blocks",
@@ -23,9 +24,30 @@ _PASS_COLUMNS = {
 def tables(results: Mapping[str, Any]) -> str:
     """All of it."""
     parts = results["parts"]
-    machine = ", ".join(f"{key}: {value}" for key, value in results["machine"].items())
-    head = f"# GPU benchmarks\n\n{machine}.\n\n## Goals\n\n{goals_table(parts)}"
-    return f"{head}\n\n{tables_of_parts(parts)}\n"
+    sections = [
+        f"# GPU benchmarks\n\n{machine(results)}",
+        f"## Goals\n\n{goals_table(parts)}{_assumed(parts)}",
+        "## README\n\n| one H200, bf16 | floor | mark | goal | measured |\n|---|--:|--:|--:|---|\n"
+        + readme_rows(parts),
+        tables_of_parts(parts),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def machine(results: Mapping[str, Any]) -> str:
+    """What ran it, for how long, and when FlashInfer's kernels were there."""
+    told = "".join(f"* {key}: {value}\n" for key, value in results["machine"].items())
+    told += f"* seconds: {results.get('used_seconds')}\n"
+    for name, seconds in results.get("kernel_seconds", {}).items():
+        told += f"* kernel there after {seconds} s: {name}\n"
+    for name, error in results.get("kernel_errors", {}).items():
+        told += f"* **kernel failed**: {name}: {' '.join(error.split())[-300:]}\n"
+    return told
+
+
+def _assumed(parts: Mapping[str, Any]) -> str:
+    names = assumed_ceilings(parts.get("ceilings", {}).get("found", {}))
+    return f"\n\nAssumed, an H200's by the cost model's table: {', '.join(names)}." if names else ""
 
 
 def tables_of_parts(parts: Mapping[str, Any]) -> str:
@@ -37,19 +59,30 @@ def tables_of_parts(parts: Mapping[str, Any]) -> str:
 def _of_part(part: Mapping[str, Any]) -> Iterator[str]:
     found = part["found"]
     if part["status"] != "done":
-        left_out = found.get("cut_short")
-        why = part.get("error") or "left out: " + ", ".join(map(str, left_out or ()))
-        yield f"**{part['status']}**: {why}"
+        yield f"**{part['status']}**: {_why(part)}"
+    if "seconds" in part:
+        yield f"{part['seconds']} s" + (f"; then {part['device']}" if "device" in part else "")
     lines = found.get("lines") or found.get("passes")
     if lines and "floor_ms" in lines[0] and "launch" in lines[0] and "total_ms" in lines[0]:
         yield markdown(
             list(_PASS_COLUMNS.values()), [_cells(each, _PASS_COLUMNS) for each in lines]
         )
     elif lines:
-        yield markdown(list(lines[0]), [[_cell(each[key]) for key in lines[0]] for each in lines])
+        columns = {key: key for line in lines for key in line}
+        yield markdown(list(columns), [_cells(each, columns) for each in lines])
     plain = {key: value for key, value in found.items() if isinstance(value, int | float | str)}
     if plain:
         yield "\n".join(f"* {key}: {_cell(value)}" for key, value in plain.items())
+    for title in ("failures", "skipped", "errors"):
+        if told := found.get(title):
+            yield f"{title}:\n\n" + "\n".join(f"* {key}: {_cell(told[key])}" for key in told)
+
+
+def _why(part: Mapping[str, Any]) -> str:
+    left_out = ", ".join(map(str, part["found"].get("cut_short") or ()))
+    if part["status"] == "running":
+        return "when this was written"
+    return part.get("error") or f"left out: {left_out}"
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -69,7 +102,7 @@ def _cell(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_cell(each)}" for key, each in value.items())
-    return str(value)
+    return " ".join(str(value).split()).replace("|", "/")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The files beside ``results.json``: a table to read, CSVs to fit costs from.
 
 Decides which part goes into which file. Reads the results only, so that they can be made again:
-``python -m benchmarks.gpu.written FOLDER``. Called at the end of a run.
+``python -m benchmarks.gpu.written FOLDER`` writes all of them. A run itself writes the table, again
+and again: what comes back from a GPU machine may be few files.
 """
 
 import csv
@@ -12,17 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import fp8, passes
+from benchmarks.gpu.parts import write_text
 from benchmarks.gpu.tables import tables
 
 PRODUCT_COLUMNS = ("model", "rows", "bf16_ms", "fp8_ms", "head_bf16_ms")
 
 
 def write_files(folder: Path) -> None:
-    """Write ``table.md``, and ``passes.csv``, ``products.csv``, ``fp8.csv``, ``attention.csv`` as
-    far as their parts found something."""
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    (folder / "table.md").write_text(tables(results), encoding="utf-8")
-    parts = results["parts"]
+    """Write ``table.md`` of ``results.json``."""
+    write_table(json.loads((folder / "results.json").read_text(encoding="utf-8")), folder)
+
+
+def write_table(results: Mapping[str, Any], folder: Path) -> None:
+    """Write ``table.md`` of results."""
+    write_text(folder / "table.md", tables(results))
+
+
+def write_csvs(folder: Path) -> None:
+    """Write ``passes.csv``, ``products.csv``, ``fp8.csv``, ``attention.csv`` as far as their parts
+    found something."""
+    parts = json.loads((folder / "results.json").read_text(encoding="utf-8"))["parts"]
     if lines := [*_lines(parts, "decodes"), *_lines(parts, "prefills")]:
         passes.write_csv(folder / "passes.csv", lines)
     if lines := [*_lines(parts, "fp8")]:
@@ -49,3 +59,4 @@ def _write(path: Path, columns: Sequence[str], lines: Sequence[Mapping[str, Any]
 
 if __name__ == "__main__":
     write_files(Path(sys.argv[1]))
+    write_csvs(Path(sys.argv[1]))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.loadtest.gpu.tiny import DREAM, LLADA, ON_CPU
 
+from benchmarks.gpu.bench import Checks
 from benchmarks.gpu.command import main
 from benchmarks.gpu.serving.command import main as serving_main
 from benchmarks.gpu.supervised import (
@@ -17,6 +18,7 @@ from benchmarks.gpu.supervised import (
     PASSES_FOLDER,
     SERVING_FOLDER,
 )
+from benchmarks.gpu.written import write_csvs
 from sangam_loadtest.costs.measurements import read_fp8_passes, read_passes, read_products
 
 REPOSITORY = Path(__file__).parents[3]
@@ -28,6 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("bench")
     models = ["--models", LLADA, DREAM, "--kernels", "torch", "--tests", SOME_TESTS]
     assert main([*ON_CPU, "--sizes", "tiny", "--out", str(out), *models]) == 0
+    assert {file.name for file in out.iterdir()} == {"results.json", "table.md"}
+    write_csvs(out)
     return out
 
 
@@ -45,8 +49,8 @@ def test_every_part_is_done(results: dict[str, Any]) -> None:
         "ceilings", "sampler", "products", "correctness", "decodes", "prefills", "cpu", "batch",
         "transport", "fp8", "attention", "breakdown",
     }  # fmt: skip
-    for name in ("correctness without FlashInfer", "correctness with FlashInfer"):
-        assert results["parts"][name]["found"]["passed"] == 1
+    for tests in Checks:
+        assert results["parts"][f"correctness {tests}"]["found"]["passed"] == 1
     assert results["used_seconds"] > 0
 
 
@@ -118,7 +122,7 @@ def test_on_a_cpu_the_tests_for_gpus_are_left_out_and_the_table_says_why(tmp_pat
     options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--models", LLADA]
     assert main([*options, "--only", "correctness"]) == 0
     table = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert table.count("**left out**: tests/gpu needs a GPU, and this is on cpu") == 2
+    assert table.count("**left out**: tests/gpu needs a GPU, and this is on cpu") == 3
 
 
 @pytest.mark.parametrize(
@@ -136,10 +140,20 @@ def test_a_failed_part_shows_in_the_exit_status_and_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--models", LLADA]
-    # Without ceilings there is no floor.
-    assert main([*options, "--only", "decodes"]) == HAS_COMPLAINTS
-    assert "NOT DONE  decodes llada-tiny-a: failed: LookupError" in capsys.readouterr().err
-    assert "**failed**: LookupError" in (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert main([*options, "--tests", "no/such/file", "--only", "all else"]) == HAS_COMPLAINTS
+    told = "correctness of all else: failed: TestsFailed"
+    assert f"NOT DONE  {told}" in capsys.readouterr().err
+    assert "**failed**: TestsFailed" in (tmp_path / "table.md").read_text(encoding="utf-8")
+
+
+def test_without_ceilings_floors_are_an_h200s_and_the_table_says_so(tmp_path: Path) -> None:
+    options = [*ON_CPU, "--sizes", "tiny", "--out", str(tmp_path), "--models", LLADA]
+    assert main([*options, "--only", "sampler"]) == 0
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "Assumed, an H200's by the cost model's table: copy_bytes_per_second" in table
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    (line,) = results["parts"]["sampler llada-tiny-a"]["found"]["lines"]
+    assert line["floor_ms"] == pytest.approx(1000 * 4 * 256 * 2 / 4.27e12, rel=0.5)
 
 
 def test_without_a_gpu_the_command_says_how_to_try_it(

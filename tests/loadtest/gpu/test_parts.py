@@ -1,15 +1,12 @@
 """A failing part costs that part, what was found is written at once, and nothing runs for ever."""
 
 import json
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.kernels import Compilation, flashinfer_compilation
-from benchmarks.gpu.parts import Budget, DeviceLost, Part, Record, Run, parts_of
+from benchmarks.gpu.parts import Budget, DeviceLost, Part, Record, Run, parts_of, say
 
 
 class Clock:
@@ -23,11 +20,17 @@ class Clock:
 class Kernels:
     """Compiled once somebody has waited."""
 
-    def __init__(self, *, is_ready: bool = True, can_be: bool = True) -> None:
-        self.is_ready, self._can_be = is_ready, can_be
+    def __init__(self, *, is_ready: bool = True, can_be: bool = True, complaint: str = "") -> None:
+        self._is_ready, self._can_be, self._complaint = is_ready, can_be, complaint
 
-    def wait(self, seconds: float) -> None:
-        self.is_ready = self._can_be
+    def is_ready(self, num_waves: int) -> bool:
+        return self._is_ready or not num_waves
+
+    def wait(self, num_waves: int, seconds: float) -> None:
+        self._is_ready = self._can_be
+
+    def complaint(self, num_waves: int) -> str:
+        return self._complaint if num_waves else ""
 
 
 def a_run(tmp_path: Path, seconds: float = 100.0, clock: Clock | None = None) -> Run:
@@ -103,7 +106,7 @@ def test_what_was_left_out_is_a_complaint(tmp_path: Path) -> None:
 
 
 def test_parts_without_kernels_go_first_while_kernels_are_compiled(tmp_path: Path) -> None:
-    needing = Part("needing", finds(0).run, needs_kernels=True)
+    needing = Part("needing", finds(0).run, num_waves=1)
     run = a_run(tmp_path)
     run.run_all([needing, finds(1), finds(2)], Kernels(is_ready=False))
     assert list(run.parts) == ["finds 1", "finds 2", "needing"]
@@ -112,32 +115,59 @@ def test_parts_without_kernels_go_first_while_kernels_are_compiled(tmp_path: Pat
 
 def test_kernels_that_never_come_are_told(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    needing = Part("needing", finds(0).run, needs_kernels=True)
+    needing = Part("needing", finds(0).run, num_waves=1)
     run.run_all([needing, finds(1)], Kernels(is_ready=False, can_be=False))
     assert run.complaints == ["needing: not run: its kernels are not compiled"]
 
 
-def test_each_kernel_is_compiled_in_a_process_and_a_failure_has_its_last_lines() -> None:
-    compilation = Compilation(
-        {
-            "good": [sys.executable, "-c", "pass"],
-            "bad": [sys.executable, "-c", "print('nvcc: no such file'); raise SystemExit(3)"],
-        }
-    )
-    compilation.wait(30)
-    assert compilation.is_ready
-    assert set(compilation.seconds) == {"good", "bad"}
-    assert compilation.errors == {"bad": "nvcc: no such file"}
+def test_where_kernels_failed_one_part_is_tried_and_its_failure_is_the_others_reason(
+    tmp_path: Path,
+) -> None:
+    kernels = Kernels(complaint="failed: page")
+    needing = [Part(name, fails, num_waves=1) for name in ("one", "two")]
+    run = a_run(tmp_path)
+    run.run_all([*needing, finds(1)], kernels)
+    assert [part["status"] for part in run.parts.values()] == ["failed", "not run", "done"]
+    assert run.parts["two"]["error"] == "its kernels failed: page"
 
 
-def test_waiting_for_kernels_has_an_end_and_they_can_be_stopped() -> None:
-    compilation = Compilation({"slow": [sys.executable, "-c", "import time; time.sleep(60)"]})
-    started = time.monotonic()
-    compilation.wait(0.01)
-    assert not compilation.is_ready
-    compilation.stop()
-    assert compilation.is_ready
-    assert time.monotonic() - started < 30
+def test_where_kernels_failed_that_nothing_needs_everything_is_run(tmp_path: Path) -> None:
+    needing = replace(finds(0), num_waves=1)
+    run = a_run(tmp_path)
+    run.run_all([needing, replace(needing, name="again")], Kernels(complaint="failed: norm"))
+    assert not run.complaints
+
+
+def test_what_a_part_has_found_is_written_while_it_runs(tmp_path: Path) -> None:
+    clock = Clock()
+
+    def speaks(record: Record, budget: Budget) -> None:
+        record["first"] = 1
+        say("soon")
+        seen.append(written(tmp_path)["speaks"]["found"])
+        clock.now += 5
+        say("later")
+        seen.append(written(tmp_path)["speaks"]["found"])
+
+    seen: list[Record] = []
+    run = a_run(tmp_path, clock=clock)
+    tables: list[Record] = []
+    run.also_write = lambda results: tables.append(dict(results["parts"]["speaks"]["found"]))
+    run.run_part(Part("speaks", speaks))
+    assert seen == [{}, {"first": 1}]
+    assert tables == [{}, {"first": 1}, {"first": 1}]
+
+
+def test_a_file_is_there_in_whole_or_not_at_all(tmp_path: Path) -> None:
+    a_run(tmp_path).run_all([finds(1)], Kernels())
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_the_device_s_state_is_noted_behind_each_part(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    run.device_state = lambda: "clocks.sm 1980 MHz"
+    run.run_part(finds(1))
+    assert written(tmp_path)["finds 1"]["device"] == "clocks.sm 1980 MHz"
 
 
 def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
@@ -171,14 +201,3 @@ def test_the_part_in_which_a_process_ended_has_failed(tmp_path: Path) -> None:
     a_run(tmp_path).run_all([Part("looks", looks)], Kernels())
     assert seen["looks"]["status"] == "failed"
     assert "its process ended in it" in seen["looks"]["error"]
-
-
-def test_a_machine_without_flashinfer_measures_what_does_without_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "flashinfer").mkdir()
-    (tmp_path / "flashinfer" / "__init__.py").write_text("raise ImportError('no CUDA here')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    compilation = flashinfer_compilation()
-    assert compilation.is_ready
-    assert "no CUDA here" in compilation.errors["all"]

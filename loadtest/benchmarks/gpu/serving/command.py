@@ -2,17 +2,19 @@
 
 In this process, without HTTP, on the worker's own loop, scheduler and engine. Lengths are the
 trace's, prompts made up, commits forced (random weights have none worth the name). Writes
-``results.json`` (after every part), ``table.md`` and ``figure-8.png``.
+``results.json`` and ``table.md`` as it goes, and ``figure-8.png`` at the end.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.commands import (
     MODELS,
     TINY_MODELS,
+    Attends,
     Found,
     add_options,
     finish,
@@ -20,7 +22,7 @@ from benchmarks.gpu.commands import (
     run_parts,
 )
 from benchmarks.gpu.engines import name_of
-from benchmarks.gpu.parts import DeviceLost, Part, say
+from benchmarks.gpu.parts import DeviceLost, Part, say, write_text
 from benchmarks.gpu.serving.figure import draw
 from benchmarks.gpu.serving.figure_8 import Figure8, Options
 from benchmarks.gpu.serving.rates import Window
@@ -60,32 +62,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     place, counts = place_of(given, _TINY), _counts(given)
 
-    def parts(found: Found) -> list[Part]:
-        return Figure8(place, options, counts, found).parts()
+    def parts(found: Found, attends: Attends) -> list[Part]:
+        return Figure8(place, options, counts, found, attends).parts()
 
     told = {key: str(value) for key, value in vars(given).items() if key != "out"}
     try:
-        run = run_parts(given, parts, {"options": told})
+        run = run_parts(given, parts, {"options": told}, write_table)
     except DeviceLost as error:
         say(str(error))
         return GO_ON
-    finally:
-        write_files(given.out)
+    write_files(given.out)
     return finish(run)
 
 
 def write_files(folder: Path) -> None:
     """Write table and figure from the results' file in the folder."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    (folder / "table.md").write_text(table(results), encoding="utf-8")
+    write_table(results, folder)
     if "curves" in results["parts"].get("figure 8", {}).get("found", {}):
         _draw(results, folder)
 
 
-def _draw(results: dict[str, object], folder: Path) -> None:
+def write_table(results: Mapping[str, Any], folder: Path) -> None:
+    """Write ``table.md`` of results."""
+    write_text(folder / "table.md", table(results))
+
+
+def _draw(results: Mapping[str, Any], folder: Path) -> None:
     try:
         draw(results, folder / "figure-8.png")
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001 - of matplotlib or its lack; the results have it all
         say(f"no figure ({error}); elsewhere: python -m benchmarks.gpu.serving.figure {folder}")
 
 
@@ -117,10 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tau", type=int, default=1024, help="token budget (1024)")
     parser.add_argument("--commits-per-pass", type=float, help="on average (llada-8b: 1.7)")
     parser.add_argument("--commits", type=Path, help="records of a run whose commits to draw from")
-    parser.add_argument("--single", type=int, default=30, help="requests one at a time (30)")
+    parser.add_argument("--single", type=int, default=16, help="requests one at a time (16)")
     parser.add_argument("--pages", type=int, default=0, help="of the pool (0: what fits)")
     parser.add_argument("--max-runs", type=int, default=20, help="rates tried at most (20)")
-    parser.add_argument("--warm", type=float, default=10.0, help="of a run, not counted (10 s)")
-    parser.add_argument("--run", type=float, default=42.0, help="of a run, with it (42 s)")
-    parser.add_argument("--longest", type=float, default=65.0, help="then it is over (65 s)")
+    parser.add_argument("--warm", type=float, default=15.0, help="of a run, not counted (15 s)")
+    parser.add_argument("--run", type=float, default=48.0, help="of a run, with it (48 s)")
+    parser.add_argument("--longest", type=float, default=70.0, help="then it is over (70 s)")
     return parser

@@ -4,7 +4,7 @@ Decides what is served (the trace, its mask buffer, its commits), with which poo
 sides are compared at. Called by ``__main__``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
@@ -16,13 +16,14 @@ import torch
 
 from benchmarks.contenders import dense_model
 from benchmarks.gpu.engines import Place, load_graphs
+from benchmarks.gpu.kernels import OF_MODELS
 from benchmarks.gpu.parts import Budget, Part, Record, say
 from benchmarks.gpu.passes import Timed
 from benchmarks.gpu.serving.batch_one import Point, ServiceTime, Work, curve, rate_at
 from benchmarks.gpu.serving.forced_commits import ForcedCommits
 from benchmarks.gpu.serving.open_loop import Driver, Layout
 from benchmarks.gpu.serving.plain_loop import block_times, service_seconds
-from benchmarks.gpu.serving.rates import Window, Worker, at_rate, climb
+from benchmarks.gpu.serving.rates import Window, Worker, at_rate, climb, mixture
 from benchmarks.workloads import BLOCK_LENGTH
 from sangam_loadtest.simulator.commits import CommitCounts
 from sangam_loadtest.traces.request import TraceRequest
@@ -40,6 +41,9 @@ _MULTIPLES = (2.0, 3.0, 5.0)
 
 _NUM_QUEUED = 5000
 """Requests of the trace that the queues at batch 1 are simulated with."""
+
+_FIRST_LOAD = 1.5
+"""Of what one request after the other could do: there batching begins to pay."""
 
 _CURVE_SHARES = np.linspace(0.04, 0.98, 48)
 _LEFT_FREE_BYTES = 20 * 2**30
@@ -74,22 +78,32 @@ class Figure8:
 
     Args:
         found: the parts that were run, by name.
+        attends: the place with the attention that can be had by now.
     """
 
     def __init__(
-        self, place: Place, options: Options, counts: CommitCounts, found: Mapping[str, Record]
+        self,
+        place: Place,
+        options: Options,
+        counts: CommitCounts,
+        found: Mapping[str, Record],
+        attends: Callable[[Place], Place] = lambda place: place,
     ) -> None:
-        self._place, self._options, self._counts = place, options, counts
-        self._found = found
+        self._given_place, self._options, self._counts = place, options, counts
+        self._found, self._attends = found, attends
 
     def parts(self) -> list[Part]:
         """Every part, in order."""
         return [
-            Part("plain loop", self._measure_plain_loop, True, 10, 40),
-            Part("single requests", self._measure_single, True, 10, 90),
-            Part("rates", self._measure_rates, True, 20, 1000),
+            Part("plain loop", self._measure_plain_loop, OF_MODELS, 10, 40),
+            Part("single requests", self._measure_single, OF_MODELS, 10, 90),
+            Part("rates", self._measure_rates, OF_MODELS, 20, 1000),
             Part("figure 8", self._compare),
         ]
+
+    @property
+    def _place(self) -> Place:
+        return self._attends(self._given_place)
 
     # -- the parts ----------------------------------------------------------------------------
 
@@ -106,7 +120,7 @@ class Figure8:
         """Requests one after the other: what one takes follows from its blocks and passes."""
 
         def served(count: int) -> Driver:
-            asked = enumerate(self._trace[:count])
+            asked = enumerate(mixture(self._trace, count, np.random.default_rng(0)))
             requests = [self._layout.request(index, 0.0, each) for index, each in asked]
             return self._worker.serve(requests, 1, lambda driver: budget.left_seconds <= 0)
 
@@ -127,16 +141,19 @@ class Figure8:
         say(f"         {len(works)} requests, mean {mean(seconds):.3f} s, {fitted}")
 
     def _measure_rates(self, record: Record, budget: Budget) -> None:
-        window, lone = self._options.window, float(self._lone_seconds.mean())
+        lone = float(self._lone_seconds.mean())
+        window = self._options.window.fitting(budget.left_seconds)
+        record["window_seconds"] = str(window)
         points = record.setdefault("lines", [])
 
         def run(rate: float) -> Point:
             return at_rate(self._worker, self._trace, rate, window)
 
         enough = 1.2 * _MULTIPLES[-1] * lone
-        runs = climb(0.8 / lone, run, budget, window.longest_seconds, enough)
+        runs = climb(_FIRST_LOAD / lone, run, budget, window.longest_seconds, enough)
         for point in islice(runs, self._options.max_runs):
             points.append(asdict(point))
+            say(f"         {len(points)} rates")
 
     def _compare(self, record: Record, budget: Budget) -> None:
         """Curves of all sides, and the ratio of their rates at equal mean latencies."""
@@ -150,6 +167,8 @@ class Figure8:
         record["curves"] = {
             name: [asdict(point) for point in points] for name, points in curves.items()
         }
+        if not measured:
+            raise LookupError("no rate was served")
 
     # -- what they share -----------------------------------------------------------------------
 
@@ -218,7 +237,13 @@ class Figure8:
 
 
 def _ratios(curves: dict[str, list[Point]], lone_seconds: float) -> Iterator[dict[str, object]]:
-    """A line for each mean latency: every side's rate, and batching's over the others'."""
+    """A line for each mean latency: every side's rate, and batching's over the others'.
+
+    At a rate of nothing a request is alone on either side. Between two points the straight line
+    lies above a curve that bends upwards: it gives batching too low a rate rather than too high.
+    """
+    nobody = Point(0.0, lone_seconds, lone_seconds, 0)
+    curves = curves | {BATCHED: [nobody, *curves[BATCHED]]}
     for multiple in _MULTIPLES:
         seconds = multiple * lone_seconds
         rates = {name: rate_at(points, seconds) for name, points in curves.items()}

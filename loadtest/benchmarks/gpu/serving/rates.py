@@ -1,12 +1,15 @@
 """Serves a trace at one rate after the other, until the worker cannot keep up.
 
 Decides which rates are tried (ever higher, then between the last that held and the first that did
-not), what counts of a run (requests due after the warm-up; others keep the load up until those are
+not), what comes at a rate (Poisson arrivals of which each stretch of a run has as many as the rate
+says, of the trace's mixture of lengths: a short run of others would be of another rate or of other
+work), what counts of it (requests due after the warm-up; others keep the load up until those are
 answered), and when a run is given up. Called by the serving command.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,6 +25,10 @@ _STOP_SECONDS = 60.0
 _STEP = 1.4
 _LEAST_SHARE = 1 / 16
 """Of the first rate: below, nothing can be served."""
+
+_NUM_RUNS = 6
+"""That should fit into the time."""
+_SHORTEST = 0.5
 
 _ENOUGH_REQUESTS = 20
 _GROWTH = 1.6
@@ -78,15 +85,48 @@ class Window:
     run_seconds: float
     longest_seconds: float
 
+    def fitting(self, left_seconds: float) -> "Window":
+        """As long that several runs fit into what is left, and no shorter than half as long."""
+        share = left_seconds / (_NUM_RUNS * self.longest_seconds)
+        share = min(1.0, max(_SHORTEST, share))
+        return Window(
+            share * self.warm_seconds, share * self.run_seconds, share * self.longest_seconds
+        )
+
+    @property
+    def stretches(self) -> list[tuple[float, float]]:
+        """Before it, of what counts, and behind it."""
+        ends = (0.0, self.warm_seconds, self.run_seconds, self.longest_seconds)
+        return [*pairwise(ends)]
+
+
+def arrivals(
+    trace: Sequence[TraceRequest], rate: float, window: Window, seed: int = 0
+) -> list[tuple[float, TraceRequest]]:
+    """When which requests are due: a Poisson process, given how many come in each stretch."""
+    random = np.random.default_rng(seed)
+    found: list[tuple[float, TraceRequest]] = []
+    for begin, end in window.stretches:
+        count = round(rate * (end - begin))
+        dues = np.sort(random.uniform(begin, end, count)).tolist()
+        found += zip(dues, mixture(trace, count, random), strict=True)
+    return found
+
+
+def mixture(
+    trace: Sequence[TraceRequest], count: int, random: np.random.Generator
+) -> list[TraceRequest]:
+    """So many requests of a trace in any order, evenly from its shortest outputs to its longest."""
+    by_size = sorted(trace, key=lambda each: (each.output_tokens, each.prompt_tokens))
+    chosen = (np.arange(count) + random.uniform(0, 1, count)) / max(1, count) * len(by_size)
+    return [by_size[int(index)] for index in random.permutation(chosen)]
+
 
 def at_rate(worker: Worker, trace: Sequence[TraceRequest], rate: float, window: Window) -> Point:
     """Serve Poisson arrivals at a rate."""
-    gaps = np.random.default_rng(0).exponential(1.0, len(trace))
-    dues = (np.cumsum(gaps) / rate).tolist()
     requests = [
         worker.layout.request(index, due, asked)
-        for index, (due, asked) in enumerate(zip(dues, trace, strict=True))
-        if due <= window.longest_seconds
+        for index, (due, asked) in enumerate(arrivals(trace, rate, window))
     ]
     counted = {
         r.index for r in requests if window.warm_seconds <= r.due_seconds <= window.run_seconds
