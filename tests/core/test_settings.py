@@ -110,6 +110,14 @@ def test_a_flag_that_is_none_is_told_what_it_may_be(monkeypatch: pytest.MonkeyPa
     assert message == "SANGAM_IS_LOUD: must be true or false (got 'maybe')"
 
 
+def test_an_address_from_kubernetes_is_told_for_what_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="tcp://10.0.0.7:8000")
+    assert "enableServiceLinks" in message
+    assert message.endswith("(got 'tcp://10.0.0.7:8000')")
+
+
 def test_a_bad_value_in_a_group_is_named_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS__TIMEOUT_SECONDS="-1")
     assert message == ("SANGAM_REDIS__TIMEOUT_SECONDS: Input should be greater than 0 (got '-1')")

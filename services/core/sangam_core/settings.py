@@ -7,6 +7,7 @@ line that names the variable, and never shows a secret.
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import isclass
@@ -21,6 +22,8 @@ from sangam_core.errors import ConfigurationError
 
 ENV_PREFIX = "SANGAM_"
 ENV_NESTED_DELIMITER = "__"
+
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 class ServiceSettings(BaseSettings):
@@ -109,6 +112,10 @@ def _problem(kind: type[BaseModel], details: ErrorDetails) -> str:
     if details["type"] in ("bool_parsing", "bool_type"):
         message = "must be true or false"
     given = details["input"]
+    if isinstance(given, str) and _SERVICE_ADDRESS.match(given):
+        message += (
+            "; Kubernetes sets it for a Service of that name unless enableServiceLinks is off"
+        )
     if isinstance(given, str | int | float | None) and not _is_secret(field):
         return f"{variable}: {message} (got {given!r})"
     return f"{variable}: {message}"
