@@ -23,7 +23,8 @@ from sangam_core.errors import ConfigurationError
 ENV_PREFIX = "SANGAM_"
 ENV_NESTED_DELIMITER = "__"
 
-_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+"""What Kubernetes puts into ``NAME_PORT`` for each Service that there is."""
 
 
 class ServiceSettings(BaseSettings):
@@ -112,9 +113,9 @@ def _problem(kind: type[BaseModel], details: ErrorDetails) -> str:
     if details["type"] in ("bool_parsing", "bool_type"):
         message = "must be true or false"
     given = details["input"]
-    if isinstance(given, str) and _SERVICE_ADDRESS.match(given):
+    if isinstance(given, str) and SERVICE_ADDRESS.match(given):
         message += (
-            "; Kubernetes sets it for a Service of that name unless enableServiceLinks is off"
+            "; Kubernetes sets it for a Service of that name unless enableServiceLinks is false"
         )
     if isinstance(given, str | int | float | None) and not _is_secret(field):
         return f"{variable}: {message} (got {given!r})"

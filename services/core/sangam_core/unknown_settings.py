@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
 
-from sangam_core.settings import ENV_PREFIX
+from sangam_core.settings import ENV_PREFIX, SERVICE_ADDRESS
 
 NAMES_FILE = "settings_names.txt"
 
@@ -34,7 +34,6 @@ _TESTS_PREFIX = "SANGAM_TEST_"
 _SERVICE_LINK = re.compile(
     r"(_SERVICE_HOST|_SERVICE_PORT(_[A-Z0-9_]+)?|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$"
 )
-_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 """What Kubernetes puts into every pod for each Service: ``NAME_SERVICE_HOST``, ``NAME_PORT`` with
 an address, and so on. A release called ``sangam`` has such Services."""
 
@@ -93,7 +92,7 @@ def settings_names() -> frozenset[str]:
 def _is_of_kubernetes(name: str, value: str) -> bool:
     if _SERVICE_LINK.search(name):
         return True
-    return name.endswith("_PORT") and _SERVICE_ADDRESS.match(value) is not None
+    return name.endswith("_PORT") and SERVICE_ADDRESS.match(value) is not None
 
 
 def _meant(name: str, settings: list[str]) -> tuple[str, ...]:
