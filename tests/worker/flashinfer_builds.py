@@ -5,12 +5,21 @@ that it was.
 """
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(tempfile.mkdtemp())
+os.environ["FLASHINFER_WORKSPACE_BASE"] = tempfile.mkdtemp()
+os.environ["FLASHINFER_CUDA_ARCH_LIST"] = "9.0a"
+
+from flashinfer.jit import env
+
+from sangam_worker import flashinfer_kernels
+from sangam_worker.flashinfer_kernels import build, missing, wanted
+
+FOLDER = Path(os.environ["FLASHINFER_WORKSPACE_BASE"])
 COMPILED = FOLDER / "compiled"
 _COMPILER = f"""#!{sys.executable}
 import sys
@@ -27,13 +36,14 @@ with open({str(COMPILED)!r}, "a") as noted:
     noted.write(out.name + "\\n")
 """
 
-os.environ |= {
-    "FLASHINFER_WORKSPACE_BASE": str(FOLDER),
-    "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
-    "CUDA_HOME": str(FOLDER / "cuda"),
-    "CXX": str(FOLDER / "cuda" / "bin" / "nvcc"),
-    "MAX_JOBS": "2",
-}
+
+def install_compilers() -> None:
+    """The stand-in is nvcc and the C++ compiler, which links."""
+    nvcc = FOLDER / "cuda" / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(_COMPILER)
+    nvcc.chmod(0o755)
+    os.environ |= {"CUDA_HOME": str(FOLDER / "cuda"), "CXX": str(nvcc), "MAX_JOBS": "2"}
 
 
 def num_compiled() -> int:
@@ -46,15 +56,7 @@ def used_first(kernels: list[Any]) -> None:
         kernel.build()
 
 
-def main() -> None:
-    nvcc = FOLDER / "cuda" / "bin" / "nvcc"
-    nvcc.parent.mkdir(parents=True)
-    nvcc.write_text(_COMPILER)
-    nvcc.chmod(0o755)
-
-    from sangam_worker.flashinfer_kernels import build, missing, wanted
-
-    kernels = wanted()
+def check_what_a_worker_builds(kernels: list[Any]) -> None:
     names = [kernel.name for kernel in kernels]
     assert [kernel.name for kernel in missing(kernels)] == names
     build(kernels[2:])
@@ -72,7 +74,28 @@ def main() -> None:
     assert num_compiled() == 2 * num
     used_first(kernels)
     assert num_compiled() == 2 * num
+
+
+def check_what_an_image_brings(kernels: list[Any]) -> None:
+    flashinfer_kernels.main()
+    shutil.rmtree(env.FLASHINFER_JIT_DIR)
+    assert missing(kernels) == []
+    aot_paths = [kernel.aot_path for kernel in kernels]
+    assert all(path.exists() for path in aot_paths)
+
+    env.FLASHINFER_WORKSPACE_DIR = env.FLASHINFER_WORKSPACE_DIR.with_name("80")
+    assert missing(kernels) == kernels, "of no use to another GPU"
+    assert not any(path == kernel.aot_path for path, kernel in zip(aot_paths, kernels, strict=True))
+
+
+def main() -> None:
+    install_compilers()
+    env.FLASHINFER_AOT_DIR = FOLDER / "aot"
+    kernels = wanted()
+    check_what_a_worker_builds(kernels)
+    check_what_an_image_brings(kernels)
     sys.stdout.write("as expected\n")
+    shutil.rmtree(FOLDER)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Kernels that are missing are compiled before the port opens, and what that says."""
 
 import shutil
+import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -165,7 +166,9 @@ def test_what_a_pass_asks_flashinfer_for_is_what_is_compiled_before() -> None:
 
 
 def test_what_is_compiled_before_is_not_compiled_again_at_its_first_use() -> None:
-    if shutil.which("ninja") is None:
-        pytest.skip("ninja is not installed (Debian's ninja-build, PyPI's ninja)")
+    scripts = sysconfig.get_path("scripts")
+    if not (shutil.which("ninja") or shutil.which("ninja", path=scripts)):
+        pytest.skip("ninja is not installed; `make gpu-interfaces` does that")
     done = run_with_flashinfer("tests.worker.flashinfer_builds")
-    assert (done.returncode, done.stdout) == (0, "as expected\n"), done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("as expected\n")

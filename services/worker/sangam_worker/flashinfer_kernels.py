@@ -29,6 +29,9 @@ HEAD_DIM = 128
 
 DTYPE = torch.bfloat16
 
+_BUILT_FOR = "built_for"
+"""File beside an image's kernels: the GPUs they are for, as FlashInfer names its cache's folder."""
+
 
 def wanted(head_dim: int = HEAD_DIM, backends: Sequence[str] = ("fa2", "fa3")) -> list[Any]:
     """One of FlashInfer's ``JitSpec`` a shared library; names are those asked for at run time.
@@ -65,6 +68,7 @@ def wanted(head_dim: int = HEAD_DIM, backends: Sequence[str] = ("fa2", "fa3")) -
 def missing(kernels: Sequence[Any]) -> list[Any]:
     """Those that FlashInfer would compile, or compile again, at their first use."""
     _make_ninja_found()
+    _pass_over_others_kernels()
     return [kernel for kernel in kernels if not (kernel.is_aot or _is_current(kernel))]
 
 
@@ -88,6 +92,14 @@ def _make_ninja_found() -> None:
     scripts = sysconfig.get_path("scripts")
     if shutil.which("ninja") is None and shutil.which("ninja", path=scripts):
         os.environ["PATH"] = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+
+
+def _pass_over_others_kernels() -> None:
+    """Have FlashInfer not take what an image brings for other GPUs: it does not look at that."""
+    env: Any = import_module("flashinfer.jit.env")
+    built_for = Path(env.FLASHINFER_AOT_DIR) / _BUILT_FOR
+    if built_for.exists() and built_for.read_text("ascii") != env.FLASHINFER_WORKSPACE_DIR.name:
+        env.FLASHINFER_AOT_DIR = built_for / "nothing"
 
 
 def _is_current(kernel: Any) -> bool:
@@ -114,8 +126,10 @@ def main() -> None:
     """Build, and put the libraries where FlashInfer looks before it compiles."""
     kernels = wanted()
     import_module("flashinfer.jit").build_jit_specs(kernels, verbose=True, skip_prebuilt=False)
-    directory = import_module("flashinfer.jit.env").FLASHINFER_AOT_DIR
-    import_module("flashinfer.aot").copy_built_kernels(kernels, directory)
+    env = import_module("flashinfer.jit.env")
+    import_module("flashinfer.aot").copy_built_kernels(kernels, env.FLASHINFER_AOT_DIR)
+    built_for = Path(env.FLASHINFER_AOT_DIR) / _BUILT_FOR
+    built_for.write_text(env.FLASHINFER_WORKSPACE_DIR.name, "ascii")
     for kernel in kernels:
         sys.stdout.write(f"compiled {kernel.aot_path}\n")
 
