@@ -26,6 +26,7 @@ from sangam_core.placement import (
     FleetLoad,
     PlacementPolicy,
     Role,
+    can_ever_hold,
     place_decode,
     place_prefill,
 )
@@ -54,7 +55,7 @@ def test_overflow_happens_exactly_when_no_prefill_worker_is_under_theta_with_pag
     loads: FleetLoad, block: Demand, policy: PlacementPolicy
 ) -> None:
     dedicated = [w for w in loads.workers if w.role is Role.PREFILL and takes(w, block)]
-    if not dedicated:
+    if not dedicated or not can_ever_hold(loads, block, policy):
         return
     ready = [
         w
@@ -83,7 +84,8 @@ def test_overflow_happens_exactly_when_no_prefill_worker_is_under_theta_with_pag
 def test_a_prefill_waits_only_when_no_worker_that_may_take_it_has_the_pages(
     loads: FleetLoad, block: Demand, policy: PlacementPolicy
 ) -> None:
-    if place_prefill(loads, block, policy) is not None:
+    is_placed = place_prefill(loads, block, policy) is not None
+    if is_placed or not can_ever_hold(loads, block, policy):
         return
     is_static = not policy.is_overflow_allowed and any(
         w.role is Role.PREFILL and not w.is_draining for w in loads.workers

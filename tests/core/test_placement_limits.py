@@ -50,7 +50,8 @@ def test_a_worker_that_is_too_short_changes_nothing_for_a_placement(
     long_enough = tuple(w for w in loads.workers if w.max_sequence_tokens >= block.cost_tokens)
     others = replace(loads, workers=long_enough)
     assert place_decode(loads, block) == place_decode(others, block)
-    if policy.is_overflow_allowed:
+    # Those that stay out of it still say that the fleet has, or has no, worker of a role.
+    if policy.is_overflow_allowed and can_ever_hold(loads, block, policy):
         assert place(loads, block, policy) == place(others, block, policy)
 
 
@@ -71,7 +72,7 @@ def test_a_long_block_goes_to_the_worker_that_takes_it_whatever_its_load(
 
 
 def test_theta_has_no_say_where_no_colocated_worker_takes_the_length() -> None:
-    loads = fleet(prefill(load_tokens=5000), colocated(max_sequence_tokens=99))
+    loads = fleet(prefill(load_tokens=5000), colocated(max_sequence_tokens=99), decode())
     assert id_of(place_prefill(loads, long_demand(), HYBRID)) == "p"
     assert id_of(place_prefill(loads, Demand("r", 99, 7), HYBRID)) == "c"
 
@@ -83,6 +84,18 @@ def test_static_disaggregation_does_not_overflow_for_want_of_length() -> None:
         assert place(loads, long_demand(), policy) is None
     assert not can_ever_hold(loads, long_demand(), STATIC)
     assert can_ever_hold(loads, long_demand(), HYBRID)
+
+
+def test_nothing_is_prefilled_that_nobody_could_decode() -> None:
+    short = decode(max_sequence_tokens=99)
+    for name in PLACEMENTS:
+        policy = PlacementPolicy(name=name)
+        assert place(fleet(prefill(), short), long_demand(), policy) is None
+        assert place(fleet(prefill(), decode(total_pages=6)), long_demand(), policy) is None
+        assert id_of(place(fleet(prefill(), short, decode("e")), long_demand(), policy)) == "p"
+        busy = decode("e", free_pages=0)
+        assert id_of(place(fleet(prefill(), short, busy), long_demand(), policy)) == "p"
+        assert id_of(place(fleet(prefill()), long_demand(), policy)) == "p", "one may come"
 
 
 # -- what never fits -------------------------------------------------------------------------
@@ -147,10 +160,7 @@ def test_a_role_that_is_absent_just_now_refuses_nothing() -> None:
 def test_what_can_be_placed_now_can_be_held(
     loads: FleetLoad, block: Demand, policy: PlacementPolicy
 ) -> None:
-    placed = place(loads, block, policy)
-    if placed is not None and (
-        placed.role is Role.COLOCATED or place_decode(loads, block) is not None
-    ):
+    if place(loads, block, policy) is not None:
         assert can_ever_hold(loads, block, policy)
 
 

@@ -138,14 +138,17 @@ def prefillers(
 ) -> tuple[list[WorkerLoad], list[WorkerLoad]]:
     """The prefill and the colocated workers that may prefill a block, whatever they hold now.
 
-    Those that drain, or take no sequence of that length, may not. Static disaggregation has no
-    colocated ones beside prefill workers, even where none of these takes the length.
+    Those that drain, or take no sequence of that length, may not; prefill workers neither where
+    nobody could ever decode what they hand over. Static disaggregation has no colocated ones
+    beside prefill workers, even where none of these takes the length.
     """
     cost_tokens, active = demand.cost_tokens, [w for w in fleet.workers if not w.is_draining]
     able = [worker for worker in active if worker.max_sequence_tokens >= cost_tokens]
     if demand.needs_colocated:
         return [], of_role(able, Role.COLOCATED)
     dedicated = of_role(able, Role.PREFILL)
+    if dedicated and not _can_be_decoded(fleet, demand):
+        dedicated = []
     if not policy.is_overflow_allowed and (dedicated or of_role(active, Role.PREFILL)):
         return dedicated, []
     return dedicated, of_role(able, Role.COLOCATED)
@@ -169,6 +172,20 @@ def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
     return _any_of(able, free, max(free, default=0), demand)
 
 
+def _could_hold(worker: WorkerLoad, demand: Demand) -> bool:
+    """Whether it would take the block, were it idle."""
+    return (
+        worker.max_sequence_tokens >= demand.cost_tokens and worker.total_pages >= demand.num_pages
+    )
+
+
+def _can_be_decoded(fleet: FleetLoad, demand: Demand) -> bool:
+    """Whether some worker that decodes could hold it; one that is absent or drains may come."""
+    decoding = (worker for worker in fleet.workers if worker.role is not Role.PREFILL)
+    one = next(decoding, None)
+    return one is None or _could_hold(one, demand) or any(_could_hold(w, demand) for w in decoding)
+
+
 def can_ever_hold(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy | None = None) -> bool:
     """Whether a block fits the workers at all; if not, refuse it at once.
 
@@ -177,12 +194,7 @@ def can_ever_hold(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy | No
     that drain count: they may come back.
     """
     return all(
-        not able
-        or any(
-            worker.total_pages >= demand.num_pages
-            and worker.max_sequence_tokens >= demand.cost_tokens
-            for worker in able
-        )
+        not able or any(_could_hold(worker, demand) for worker in able)
         for able in _stages(fleet, policy or PlacementPolicy(), is_in_place=demand.needs_colocated)
     )
 

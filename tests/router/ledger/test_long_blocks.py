@@ -28,6 +28,10 @@ async def test_a_request_that_nobody_could_take_holds_up_nobody(world: World) ->
         assert (await asyncio.wait_for(stuck, 10.0)).worker.worker_id == "c"
         await world.publish(lease("q", role=Role.PREFILL, total_pages=200))
         await world.redis.publish(world.keys.wake_channel, "q")
+        assert await asyncio.wait_for(prefill(place, 6), 10.0)
+        assert not too_big.done(), "nobody could decode it"
+        await world.publish(lease("e", role=Role.DECODE, total_pages=200))
+        await world.redis.publish(world.keys.wake_channel, "q")
         assert (await asyncio.wait_for(too_big, 10.0)).worker.worker_id == "q"
 
 
