@@ -8,8 +8,10 @@ import functools
 import importlib.util
 import inspect
 import json
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,13 @@ def run_with_flashinfer(module: str) -> subprocess.CompletedProcess[str]:
     """Run a module of the tests beside the installed library. Skips without FlashInfer."""
     _skip_without()
     return _run(_RUN, module)
+
+
+def skip_without_ninja() -> None:
+    """It compiles nothing by itself; FlashInfer runs it."""
+    scripts = sysconfig.get_path("scripts")
+    if not (shutil.which("ninja") or shutil.which("ninja", path=scripts)):
+        pytest.skip("ninja is not installed; `make gpu-interfaces` does that")
 
 
 @functools.cache

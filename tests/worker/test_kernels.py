@@ -1,7 +1,5 @@
 """Kernels that are missing are compiled before the port opens, and what that says."""
 
-import shutil
-import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 from structlog.testing import capture_logs
-from tests.worker.flashinfer_installed import run_with_flashinfer
+from tests.worker.flashinfer_installed import run_with_flashinfer, skip_without_ninja
 
 from sangam_core.errors import ConfigurationError
 from sangam_worker.kernels import compile_missing, num_compilers
@@ -166,9 +164,7 @@ def test_what_a_pass_asks_flashinfer_for_is_what_is_compiled_before() -> None:
 
 
 def test_what_is_compiled_before_is_not_compiled_again_at_its_first_use() -> None:
-    scripts = sysconfig.get_path("scripts")
-    if not (shutil.which("ninja") or shutil.which("ninja", path=scripts)):
-        pytest.skip("ninja is not installed; `make gpu-interfaces` does that")
+    skip_without_ninja()
     done = run_with_flashinfer("tests.worker.flashinfer_builds")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("as expected\n")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.worker.flashinfer_installed import run_with_flashinfer
+from tests.worker.flashinfer_installed import run_with_flashinfer, skip_without_ninja
 
 from benchmarks.gpu.carried_kernels import archive_name, complete, unpack, write_archive
 
@@ -68,9 +68,13 @@ def test_an_archive_is_named_by_all_that_it_must_fit(monkeypatch: pytest.MonkeyP
     assert len({name, archive_name("10.0a", 13), archive_name("9.0a", 12)}) == 3
 
 
-def test_flashinfer_looks_where_archives_are_unpacked() -> None:
+def test_flashinfer_finds_what_was_compiled_for_it_elsewhere() -> None:
+    skip_without_ninja()
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
     done = run_with_flashinfer("tests.loadtest.gpu.prebuilt")
-    assert (done.returncode, done.stdout) == (0, "as expected\n"), done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("as expected\n")
 
 
 def test_a_toolkit_of_packages_gets_what_they_lack_once(tmp_path: Path) -> None:
