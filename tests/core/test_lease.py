@@ -100,6 +100,13 @@ def test_an_older_lease_without_later_fields_is_kept() -> None:
     assert WorkerLease.from_fields(fields) == lease()
 
 
+def test_the_fields_that_keep_a_lease_from_being_read_are_named() -> None:
+    fields = lease().fields()
+    assert WorkerLease.unreadable_fields({**fields, "of_a_newer_version": "1"}) == ()
+    del fields["url"]
+    assert WorkerLease.unreadable_fields({**fields, "role": "chef"}) == ("role", "url")
+
+
 def test_every_key_carries_the_namespace_as_hash_tag_and_the_version() -> None:
     keys = LedgerKeys("blue")
     names = [

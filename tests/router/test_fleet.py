@@ -75,7 +75,9 @@ async def seen(*leases: WorkerLease, **policy: Any) -> tuple[Source, FleetView]:
 
 def misfit(unusable: WorkerLease) -> Misfit:
     service = Service("small", PROTOCOL_VERSION, 32)
-    return Misfit(unusable, service.differences(unusable))
+    found = service.misfit(unusable.worker_id, unusable.fields())
+    assert found is not None
+    return found
 
 
 def prefill(worker_id: str = "p", **changes: Any) -> WorkerLease:

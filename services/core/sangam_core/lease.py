@@ -136,8 +136,20 @@ class WorkerLease(WireModel):
     @classmethod
     def from_fields(cls, fields: Mapping[str, str]) -> "WorkerLease | None":
         """Read a lease back; unknown fields (a newer worker's) are dropped, a torn one is None."""
-        known = {name: value for name, value in fields.items() if name in cls.model_fields}
         try:
-            return cls.model_validate(known)
+            return cls.model_validate(cls._known(fields))
         except ValidationError:
             return None
+
+    @classmethod
+    def unreadable_fields(cls, fields: Mapping[str, str]) -> tuple[str, ...]:
+        """Which fields keep a lease from being read: missing, or not as they have to be; sorted."""
+        try:
+            cls.model_validate(cls._known(fields))
+        except ValidationError as error:
+            return tuple(sorted({str(each["loc"][0]) for each in error.errors()}))
+        return ()
+
+    @classmethod
+    def _known(cls, fields: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in fields.items() if name in cls.model_fields}

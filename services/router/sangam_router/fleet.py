@@ -189,7 +189,7 @@ class FleetView:
             return
         before, standing = self._members(), self._standing_fleet()
         self._snapshot = snapshot
-        present = {*snapshot.leases, *(misfit.lease.worker_id for misfit in snapshot.incompatible)}
+        present = {*snapshot.leases, *(misfit.worker_id for misfit in snapshot.incompatible)}
         self._missing = {
             worker.worker_id: worker
             for worker in standing.workers

@@ -56,7 +56,7 @@ class FleetReport(Collector):
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 snapshot = await self._ledger.snapshot()
-                misfits = [each.lease.worker_id for each in snapshot.incompatible]
+                misfits = [each.worker_id for each in snapshot.incompatible]
                 worker_ids = [*snapshot.leases, *misfits]
                 pipe = self._redis.pipeline(transaction=False)
                 for worker_id in worker_ids:
@@ -129,7 +129,7 @@ class FleetReport(Collector):
             }
             for lease in (
                 *snapshot.leases.values(),
-                *(misfit.lease for misfit in snapshot.incompatible),
+                *(misfit.lease for misfit in snapshot.incompatible if misfit.lease is not None),
             )
         ]
 
@@ -166,20 +166,20 @@ class FleetReport(Collector):
 
     def _misfit(self, misfit: Misfit) -> dict[str, Any]:
         """A worker that this router cannot use, and what differs."""
-        lease = misfit.lease
+        lease, worker_id = misfit.lease, misfit.worker_id
         return {
-            "worker_id": lease.worker_id,
-            "name": lease.name or lease.worker_id,
-            "node": lease.node,
-            "url": lease.url,
-            "role": lease.role.value,
-            "is_draining": lease.is_draining,
-            "model": lease.model,
-            "protocol": lease.protocol,
-            "version": lease.version,
+            "worker_id": worker_id,
+            "name": lease.name or worker_id if lease else worker_id,
+            "node": lease.node if lease else "",
+            "url": lease.url if lease else "",
+            "role": lease.role.value if lease else None,
+            "is_draining": lease.is_draining if lease else None,
+            "model": lease.model if lease else None,
+            "protocol": lease.protocol if lease else None,
+            "version": lease.version if lease else "",
             "reason": misfit.reason,
             "differences": [asdict(each) for each in misfit.differences],
-            "refused": self._refusal(lease.worker_id),
+            "refused": self._refusal(worker_id),
         }
 
     def _refusal(self, worker_id: str) -> dict[str, Any] | None:

@@ -246,19 +246,25 @@ async def test_workers_that_cannot_be_used_are_shown_with_what_differs(world: Wo
         lease("new", protocol=99),
         lease("blocks", block_length=16),
         lease("pages", page_tokens=32, block_length=16),
+        lease("torn"),
     )
+    await world.redis.hdel(world.keys.worker("torn"), "url", "total_pages")
+    await world.redis.hset(world.keys.worker("torn"), "role", "chef")
     snapshot = await world.router().snapshot()
     assert set(snapshot.leases) == {"w"}
     assert [worker.worker_id for worker in snapshot.fleet.workers] == ["w"]
     assert {
-        misfit.lease.worker_id: [each.field for each in misfit.differences]
+        misfit.worker_id: [each.field for each in misfit.differences]
         for misfit in snapshot.incompatible
     } == {
         "other": ["model"],
         "new": ["protocol"],
         "blocks": ["block_length"],
         "pages": ["block_length", "page_tokens"],
+        "torn": ["role", "total_pages", "url"],
     }
+    (torn,) = (each for each in snapshot.incompatible if each.worker_id == "torn")
+    assert torn.reason.startswith("role chef, here unreadable (another version), total_pages missi")
 
 
 async def test_a_snapshot_follows_draining_and_a_new_epoch(world: World) -> None:

@@ -5,6 +5,7 @@ Decides what has to be equal and says what is not, in words for people. Pure; ca
 the rest never changes within a worker's epoch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sangam_core.geometry import PAGE_TOKENS
@@ -29,9 +30,15 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """A worker that gets no work of this router, and why; ``differences`` are never empty."""
+    """A worker that gets no work of this router, and why.
 
-    lease: WorkerLease
+    Attributes:
+        lease: None where it cannot be read.
+        differences: never empty.
+    """
+
+    worker_id: str
+    lease: WorkerLease | None
     differences: tuple[Difference, ...]
 
     @property
@@ -52,8 +59,17 @@ class Service:
     protocol: int
     block_length: int
 
-    def differences(self, lease: WorkerLease) -> tuple[Difference, ...]:
-        """What keeps a worker from this router's work; empty when nothing does."""
+    def misfit(self, worker_id: str, fields: Mapping[str, str]) -> Misfit | None:
+        """What keeps a worker from this router's work; None when nothing does.
+
+        Args:
+            fields: its lease as it lies in Redis.
+        """
+        lease = WorkerLease.from_fields(fields)
+        found = _unreadable(fields) if lease is None else self._differences(lease)
+        return Misfit(worker_id, lease, found) if found else None
+
+    def _differences(self, lease: WorkerLease) -> tuple[Difference, ...]:
         needed = {
             "model": self.model,
             "protocol": self.protocol,
@@ -65,3 +81,9 @@ class Service:
             for field, ours in needed.items()
             if getattr(lease, field) != ours
         )
+
+
+def _unreadable(fields: Mapping[str, str]) -> tuple[Difference, ...]:
+    """The fields of a lease that this version cannot read."""
+    wrong = WorkerLease.unreadable_fields(fields)
+    return tuple(Difference(field, fields.get(field, "missing"), "unreadable") for field in wrong)

@@ -5,7 +5,7 @@ workers this router can use, is ``compatibility``'s. Called by ``ledger``.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sangam_core.lease import WorkerLease
@@ -70,6 +70,16 @@ def _with_drafts(snapshot: FleetSnapshot, drafts: Iterable[Reservation]) -> Flee
     return replace(snapshot, fleet=replace(snapshot.fleet, workers=tuple(loads.values())))
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A worker's lease as it was read in full: usable, or a misfit."""
+
+    epoch: str
+    is_draining: bool
+    lease: WorkerLease | None
+    misfit: Misfit | None
+
+
 class SnapshotReader:
     """Parses snapshots for routers of one service.
 
@@ -80,7 +90,7 @@ class SnapshotReader:
     def __init__(self, service: Service, *, read_lease: ReadLease) -> None:
         self._service = service
         self._read_lease = read_lease
-        self._leases: dict[str, WorkerLease] = {}
+        self._known: dict[str, _Known] = {}
 
     async def read(self, reply: list[Any], taken_at_seconds: float) -> FleetSnapshot:
         """The snapshot of a reply (see ``snapshot.lua`` for its layout)."""
@@ -89,18 +99,20 @@ class SnapshotReader:
         workers: list[WorkerLoad] = []
         leases: dict[str, WorkerLease] = {}
         incompatible: list[Misfit] = []
-        seen: dict[str, WorkerLease] = {}
+        seen: dict[str, _Known] = {}
         values = [iter(reply[_NUM_HEAD_VALUES:])] * _NUM_WORKER_VALUES
         for worker_id, epoch, draining, load, pages in zip(*values, strict=True):
-            lease = self._leases.get(worker_id)
-            if lease is None or (lease.epoch, lease.is_draining) != (epoch, draining == "1"):
-                lease = await self._read_anew(worker_id, epoch)
-            if lease is None:
+            known = self._known.get(worker_id)
+            if known is None or (known.epoch, known.is_draining) != (epoch, draining == "1"):
+                known = await self._read_anew(worker_id, epoch)
+            if known is None:
                 continue
-            seen[worker_id] = lease
-            if differences := self._service.differences(lease):
-                incompatible.append(Misfit(lease, differences))
+            seen[worker_id] = known
+            if known.misfit is not None:
+                incompatible.append(known.misfit)
                 continue
+            lease = known.lease
+            assert lease is not None, "what cannot be read is a misfit"
             leases[worker_id] = lease
             workers.append(
                 WorkerLoad(
@@ -115,7 +127,7 @@ class SnapshotReader:
                     max_sequence_tokens=lease.max_sequence_tokens,
                 )
             )
-        self._leases = seen
+        self._known = seen
         return FleetSnapshot(
             fleet=FleetLoad(tuple(workers), int(pending_pages)),
             leases=leases,
@@ -125,10 +137,14 @@ class SnapshotReader:
             taken_at_seconds=taken_at_seconds,
         )
 
-    async def _read_anew(self, worker_id: str, epoch: str) -> WorkerLease | None:
-        """The lease as it is now; None where it is torn or has just changed."""
-        lease = WorkerLease.from_fields(await self._read_lease(worker_id))
-        return lease if lease is not None and lease.epoch == epoch else None
+    async def _read_anew(self, worker_id: str, epoch: str) -> _Known | None:
+        """The lease as it is now; None where it has just changed, or gone."""
+        fields = await self._read_lease(worker_id)
+        if fields.get("epoch") != epoch:
+            return None
+        is_draining = fields.get("is_draining") == "1"
+        lease = WorkerLease.from_fields(fields)
+        return _Known(epoch, is_draining, lease, self._service.misfit(worker_id, fields))
 
 
 def _num_blocks(blocks: Mapping[str, str], worker_id: str, epoch: str) -> int:
