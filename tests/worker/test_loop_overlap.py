@@ -6,11 +6,21 @@ from typing import Any
 
 from tests.worker.fakes import ToyEngine, ToyLaunched, ToyPool
 from tests.worker.harness import DEADLINE_SECONDS
-from tests.worker.loop_bench import CANCELLED, TOTAL_PAGES, Clock, TickingEngine, a_bench, a_state
+from tests.worker.loop_bench import (
+    CANCELLED,
+    TOTAL_PAGES,
+    Clock,
+    TickingEngine,
+    a_bench,
+    a_state,
+    a_transferred_state,
+)
 
 from sangam_core.wire import Completed, Lost, PassRan, Prefilled
+from sangam_worker.block_state import Stage
 from sangam_worker.plan import Plan
 from sangam_worker.reporting import Notice
+from sangam_worker.tracking import Moved
 
 
 class WatchedEngine(ToyEngine):
@@ -41,6 +51,42 @@ def test_an_iteration_s_events_are_out_while_the_device_works_on_the_next() -> N
         assert seen_at_launch == [0], "the device had its work first"
         assert [type(event) for event in bench.journal.of(key)] == [Prefilled, PassRan]
         engine.gate.set()
+
+
+def test_what_comes_while_the_device_works_is_taken_in_beside_it() -> None:
+    """The device would have to wait for it between two iterations."""
+    with a_bench() as bench:
+        bench.engine.gate.clear()
+        running = bench.submit(a_state("running"))
+        assert bench.engine.has_begun(1)
+        waiting, moved = a_state("waiting"), a_transferred_state("moved")
+        bench.submit(waiting)
+        assert bench.loop.reserve(moved, 600.0).result(0)
+        bench.loop.transfer_ended(moved.key, Moved(0.25, 4096))
+        assert (waiting.stage, moved.stage) == (Stage.WAITING, Stage.PARKED)
+        assert bench.scheduler.keys() == (running, waiting.key, moved.key)
+        assert bench.journal.notices == []
+        bench.engine.gate.set()
+        for state in (waiting, moved):
+            bench.journal.await_event(state.key, Completed)
+
+
+def test_whoever_gets_an_answer_may_ask_for_more_at_once() -> None:
+    """An answer's callback runs on the GPU thread, between two iterations: the books are held."""
+    with a_bench() as bench:
+        held = [a_transferred_state(f"held {number}") for number in range(15)]
+        for state in held:
+            assert bench.loop.reserve(state, 600.0).result(0)
+        bench.engine.gate.clear()
+        bench.submit(a_state("running"))
+        assert bench.engine.has_begun(1)
+        bench.loop.transfer_ended(held[0].key, CANCELLED)
+        arriving = a_transferred_state("arriving")
+        asked = bench.loop.reserve(arriving, 600.0)
+        asked.add_done_callback(lambda _: bench.loop.transfer_ended(arriving.key, Moved(0.1, 10)))
+        assert not asked.done()
+        bench.engine.gate.set()
+        bench.journal.await_event(arriving.key, Completed)
 
 
 def test_an_idle_loop_keeps_nothing_back() -> None:

@@ -167,7 +167,7 @@ class EngineLoop:
         """Queue a block's prefill. Its key must not be here."""
         now = self._clock()
         tracked = TrackedBlock(state, now, now + deadline_seconds, is_transferred=False)
-        self._inbox.put(partial(self._books.submit, tracked))
+        self._put_beside(partial(self._books.submit, tracked))
 
     def reserve(
         self, state: BlockState, deadline_seconds: float
@@ -193,8 +193,11 @@ class EngineLoop:
 
     def transfer_ended(self, key: BlockKey, result: Moved | LossReason) -> None:
         """Unpin a block. No thread reads or writes its pages any more."""
-        at = self._clock()
-        self._inbox.put(partial(self._books.transfer_ended, key, result, at))
+        ended = partial(self._books.transfer_ended, key, result, self._clock())
+        if isinstance(result, Moved):
+            self._put_beside(ended)
+        else:
+            self._inbox.put(ended)
 
     def remove(self, key: BlockKey, reason: LossReason) -> None:
         """Drop a block, at once or when its transfer has ended. Unknown keys change nothing."""
@@ -319,6 +322,10 @@ class EngineLoop:
         # A thread that has ended would never see what was changed.
         inbox = self._inbox
         return inbox.ask_at_once(answer) if self._thread.is_alive() else inbox.ask(answer)
+
+    def _put_beside(self, command: Callable[[], object]) -> None:
+        inbox = self._inbox
+        (inbox.put_at_once if self._thread.is_alive() else inbox.put)(command)
 
     def _set_tau_now(self, tau_tokens: int) -> None:
         self._books.set_tau(tau_tokens)
