@@ -15,7 +15,7 @@ from sangam_core.errors import SangamError
 from sangam_core.geometry import DEFAULT_BLOCK_LENGTH, PAGE_TOKENS, Geometry
 from sangam_core.wire import BlockKey, BlockStart, KVSource, WireGeometry
 from sangam_worker.attention.layout import AttentionLayout
-from sangam_worker.attention.protocol import Attention
+from sangam_worker.attention.protocol import Attention, KeepsRows, Places
 from sangam_worker.block_state import BlockState, block_state_from
 from sangam_worker.engine import Engine
 from sangam_worker.engine_loading import ATTENTION_BACKENDS, load_engine
@@ -107,6 +107,17 @@ class SkippableAttention:
             return self._backend.run(q, k_new, v_new, layer, head_rows_only=head_rows_only)
         self._backend.write(k_new, v_new, layer)
         return q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
+
+    def places(self) -> Places | None:
+        """Of a backend that has such."""
+        return self._backend.places() if isinstance(self._backend, KeepsRows) else None
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        """Attend or not, where K/V have been kept."""
+        assert isinstance(self._backend, KeepsRows)
+        if self.is_left_out:
+            return q.new_zeros(q.shape[0], q.shape[1] * q.shape[2])
+        return self._backend.attend(q, layer)
 
 
 class IterationBench:

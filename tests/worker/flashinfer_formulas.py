@@ -108,6 +108,27 @@ def apply_rope_with_cos_sin_cache_inplace(
         x[..., half:] = second * cos + first * sin
 
 
+def rotate_and_keep(
+    qkv: Tensor, positions: Tensor, table: Tensor, pages: Tensor, slots: Tensor
+) -> None:
+    """Not FlashInfer's: what ``rotation_triton`` does, by the two that it stands for."""
+    assert qkv.is_contiguous()
+    assert pages.is_contiguous()
+    check_indices(slots)
+    num_kv_heads, kept = pages.shape[3], qkv[: len(slots)].clone()
+    num_heads = qkv.shape[1] - 2 * num_kv_heads
+    queries, keys = kept[:, :num_heads], kept[:, num_heads:-num_kv_heads]
+    apply_rope_with_cos_sin_cache_inplace(
+        positions[: len(slots)], queries, keys, qkv.shape[2], table
+    )
+    qkv[: len(slots), :num_heads] = queries
+    number = torch.arange(len(pages), dtype=torch.int32)
+    one_sequence = torch.tensor([0, len(pages)]).int(), torch.tensor([pages.shape[2]]).int()
+    append_paged_kv_cache(
+        keys, kept[:, -num_kv_heads:], torch.zeros_like(slots), slots, pages, number, *one_sequence
+    )
+
+
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * ((x * x).mean(-1, keepdim=True) + eps).rsqrt() * weight.float()
 

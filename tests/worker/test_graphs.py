@@ -1,6 +1,7 @@
 """Decode-only iterations from graphs give the same tokens as without, on a CPU by running again."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +17,8 @@ from tests.worker.checkpoints import (
     write_checkpoint,
 )
 from tests.worker.flashinfer_fake import FakeFlashInfer
-from tests.worker.graph_fake import EagerCapture, RecordedCapture
+from tests.worker.flashinfer_formulas import rotate_and_keep
+from tests.worker.graph_fake import EagerCapture, RecordedCapture, launch
 from tests.worker.requests import a_decoding, a_pass, a_plan
 
 from sangam_core.decoding import UnmaskingRule
@@ -46,14 +48,21 @@ def a_graph_engine(
     total_pages: int = TOTAL_PAGES,
     fake: FakeFlashInfer | None = None,
     quantization: str = "none",
+    is_kept_fused: bool = False,
 ) -> Engine:
     """With ``capture`` its graphs are captured; with ``fake`` it computes in bfloat16."""
+
+    def operators(*args: Any) -> FlashInferOperators:
+        assert fake is not None
+        keep = partial(launch, rotate_and_keep) if is_kept_fused else None
+        return FlashInferOperators(*args, fake, rotate_and_keep=keep)
+
     engine = load_engine(
         str(model),
         dtype="float32" if fake is None else "bfloat16",
         total_pages=total_pages,
         attention="torch" if fake is None else flashinfer(fake),
-        operators="torch" if fake is None else (lambda *args: FlashInferOperators(*args, fake)),
+        operators="torch" if fake is None else operators,
         quantization=quantization,
         graph_buckets=buckets,
         graph_block_tokens=block_tokens,
@@ -148,6 +157,39 @@ def test_the_same_with_flashinfer_in_bfloat16_and_no_code_of_ours_behind_the_cap
         for ours, theirs in zip(graphs.kv_pool.layers, eager.kv_pool.layers, strict=True):
             assert torch.equal(ours, theirs)
     assert capture.num_replayed == 5
+
+
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+@pytest.mark.parametrize("name", FUSED)
+def test_rotating_and_keeping_in_one_kernel_changes_nothing(
+    name: str, quantization: str, tmp_path: Path
+) -> None:
+    model, fakes = fused_at(name, tmp_path), [FakeFlashInfer(), FakeFlashInfer()]
+    plain, fused = (
+        a_graph_engine(
+            model,
+            RecordedCapture(),
+            fake=fake,
+            quantization=quantization,
+            is_kept_fused=is_kept_fused,
+        )
+        for fake, is_kept_fused in zip(fakes, (False, True), strict=True)
+    )
+    decodes = prefilled(plain, fused, num_blocks=3)
+    alone = a_pass([1] * 20, name="alone", masked=[3])  # on no pages, beside one that has some
+    mixed = [decodes[0], a_pass([1] * 20, name="new", pages=(38, 39), masked=[3]), alone]
+    for passes in (decodes, decodes[:1], mixed, mixed[:2], mixed[2:], decodes):
+        assert committed(fused, passes) == committed(plain, passes)
+        for ours, theirs in zip(fused.kv_pool.layers, plain.kv_pool.layers, strict=True):
+            assert torch.equal(ours, theirs)
+    layers = fused.kv_pool.num_layers
+    appends = [fake.called("append_paged_kv_cache") for fake in fakes]
+    if name.endswith("64"):
+        # Of 11 passes (8 for the captures) the last layer's, and all of the one that keeps some of
+        # its rows only.
+        assert appends == [11 * layers, 10 + layers]
+    else:
+        assert appends == [0, 0], "narrow heads"
 
 
 def test_engines_agree_on_logits_of_every_committable_row() -> None:

@@ -26,7 +26,7 @@ from sangam_worker.attention.flashinfer_layout import (
 )
 from sangam_worker.attention.flashinfer_pool import NHD, FlashInferPool
 from sangam_worker.attention.layout import AttentionLayout, Int32s, Int64s
-from sangam_worker.attention.protocol import FixedBatch
+from sangam_worker.attention.protocol import FixedBatch, Places
 from sangam_worker.flashinfer_library import FlashInfer, load_flashinfer
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.uploads import sent, sent_together
@@ -98,12 +98,33 @@ class FlashInferAttention:
     ) -> Tensor:
         """Keep the new K/V on their pages, then attend: every sequence of a kind in one call."""
         self.write(k_new, v_new, layer)
-        shares = self._shares[head_rows_only]
+        return self._attend(q, layer, self._shares[head_rows_only], (k_new, v_new))
+
+    def places(self) -> Places | None:
+        """See ``KeepsRows``: where all rows are kept, in pages of the kernels' own width."""
+        if self._pages.is_narrow or not self._num_written or self._write_rows is not None:
+            return None
+        return Places(self._pool.layers_and_scratch, self._write_slots)
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        """See ``KeepsRows``."""
+        return self._attend(q, layer, self._shares[False], None)
+
+    def _attend(
+        self, q: Tensor, layer: int, shares: list[_Share], new: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """``new``: K and V of the rows, for sequences without pages."""
         q = self._pages.widened(q)
         out = q.new_empty(q.shape)
-        out[sum(share.num_rows for share in shares) :].zero_()
+        num_answered = sum(share.num_rows for share in shares)
+        if num_answered < len(out):
+            out[num_answered:].zero_()
         for share in shares:
-            keys_values = self._own(k_new, v_new) if share.is_alone else (self._cache(layer),)
+            if share.is_alone:
+                assert new is not None, "these rows are kept nowhere"
+                keys_values = self._own(*new)
+            else:
+                keys_values = (self._cache(layer),)
             if share.rows is None:
                 queries, answers = q[: share.num_rows], out[: share.num_rows]
                 share.wrapper.run(queries, *keys_values, out=answers)
@@ -204,7 +225,7 @@ class FlashInferAttention:
             return self._pages.widened(pages.index_select(0, self._named_pages))
         return pages
 
-    def _own(self, k_new: Tensor, v_new: Tensor) -> tuple[Tensor, Tensor]:
+    def _own(self, k_new: Tensor, v_new: Tensor) -> tuple[Tensor, ...]:
         """The new K and V of the sequences without pages."""
         return self._own_side(k_new), self._own_side(v_new)
 

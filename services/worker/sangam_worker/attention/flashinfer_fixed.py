@@ -21,7 +21,7 @@ from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.flashinfer_layout import on_host
 from sangam_worker.attention.flashinfer_pool import NHD, FlashInferPool
 from sangam_worker.attention.layout import AttentionLayout
-from sangam_worker.attention.protocol import FixedBatch
+from sangam_worker.attention.protocol import FixedBatch, Places
 
 
 class FixedFlashInferAttention:
@@ -87,6 +87,16 @@ class FixedFlashInferAttention:
         """Keep the new K/V on their pages, then attend. There is no plan for some rows only."""
         assert not head_rows_only, "every row of a fixed batch is a head row"
         self.write(k_new, v_new, layer)
+        return self.attend(q, layer)
+
+    def places(self) -> Places | None:
+        """See ``KeepsRows``; those of rows that fill up the batch are on the scratch page."""
+        if self._pages.is_narrow:
+            return None
+        return Places(self._pages.pool.layers_and_scratch, self._batch.write_slots)
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        """See ``KeepsRows``."""
         pages = self._pages
         # Padded, the layer as a whole: it is a golden model's, and small.
         cache = pages.widened(pages.pool.layers_and_scratch[layer])

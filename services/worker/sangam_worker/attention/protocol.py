@@ -4,6 +4,7 @@
 its plan; pages are the pool's. Tests hold every backend against dense attention.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -37,6 +38,32 @@ class Attention(Protocol):
         Returns:
             ``[rows of q, heads * head_dim]``; padding rows are zeros.
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where an iteration's K and V go, for whoever writes them himself.
+
+    Attributes:
+        layers: pages of each layer, ``(pages, 2, 16, kv_heads, head_dim)``.
+        slots: ``page * 16 + slot``, int32 on the device, of each row but the padding.
+    """
+
+    layers: Sequence[Tensor]
+    slots: Tensor
+
+
+@runtime_checkable
+class KeepsRows(Attention, Protocol):
+    """Attention whose K and V may be on their pages before it runs."""
+
+    def places(self) -> Places | None:
+        """Of the iteration that is planned; ``None`` where only ``run`` can keep its rows."""
+        ...
+
+    def attend(self, q: Tensor, layer: int) -> Tensor:
+        """As ``run``, where every row's K and V are in their places."""
         ...
 
 

@@ -1,9 +1,10 @@
 """FlashInfer's operators between the products: fewer kernels, and fewer trips through memory.
 
 Decides which of them FlashInfer computes: shapes that it has no kernel for (the golden models')
-stay with torch, and on a GPU the gate is ``gate_triton``'s. Called by ``transformer`` through the
-protocol. All compute in float32 and round once, where the published code rounds in between (norms
-before the weight, Dream's rotation product by product); tests bound the difference.
+stay with torch, and on a GPU the gate is ``gate_triton``'s, rotation and the keeping of K and V
+``rotation_triton``'s. Called by ``transformer`` through the protocol. All compute in float32 and
+round once, where the published code rounds in between (norms before the weight, Dream's rotation
+product by product); tests bound the difference.
 """
 
 from collections.abc import Callable
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
+from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.extras import HOW_TO_INSTALL
 from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer, load_flashinfer
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import Linear, linear
-from sangam_worker.models.operators import GateUp, Rotation, TorchOperators
+from sangam_worker.models.operators import GateUp, KeepingRotation, Rotation, TorchOperators
 from sangam_worker.models.rope import RotaryTable
 from sangam_worker.triton_compiler import first_use
 
@@ -25,13 +27,22 @@ _VECTOR_BYTES = 16
 """Both halves of what the SiLU-mul kernel reads must be aligned to this."""
 
 
+RotateAndKeep = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""``rotation_triton.rotate_and_keep``, or a stand-in."""
+
+
 @dataclass(frozen=True, slots=True)
 class FusedRotation:
-    """Rotates in place. ``table``: float32 ``[positions, head_dim]``, cos then sin."""
+    """Rotates in place.
+
+    Attributes:
+        table: float32 ``[positions, head_dim]``, cos then sin. rotate_and_keep: if there is one.
+    """
 
     library: FlashInfer
     table: Tensor
     positions: Tensor
+    rotate_and_keep: RotateAndKeep | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate ``[rows, heads, head_dim]``, which may be part of wider rows.
@@ -49,13 +60,21 @@ class FusedRotation:
         """The same for a choice of the rows."""
         return FusedRotation(self.library, self.table, self.positions.index_select(0, rows))
 
+    def keep(self, qkv: Tensor, pages: Tensor, slots: Tensor) -> bool:
+        """In one kernel."""
+        if self.rotate_and_keep is None:
+            return False
+        self.rotate_and_keep(qkv, self.positions, self.table, pages, slots)
+        return True
+
 
 class FlashInferOperators:
     """``Operators`` in bfloat16.
 
     Args:
         library: ``flashinfer``, or a fake of its semantics.
-        silu_and_mul: in place of the library's.
+        silu_and_mul: in place of the library's. rotate_and_keep: in place of its rotation and
+            append, where both are wanted.
     """
 
     def __init__(
@@ -65,8 +84,10 @@ class FlashInferOperators:
         device: torch.device,
         library: FlashInfer,
         silu_and_mul: Callable[[Tensor], Tensor] | None = None,
+        rotate_and_keep: RotateAndKeep | None = None,
     ) -> None:
         self._library, self._norm_eps = library, config.norm_eps
+        self._rotate_and_keep = rotate_and_keep
         self._silu_and_mul = silu_and_mul or library.silu_and_mul
         self._torch = TorchOperators(config, dtype, device)
         self._is_rotation_fused = config.head_dim in HEAD_DIMS
@@ -109,7 +130,7 @@ class FlashInferOperators:
         """A table on the device and the positions in it."""
         if not self._is_rotation_fused:
             return self._torch.rotation(positions)
-        return FusedRotation(self._library, self._table, positions)
+        return FusedRotation(self._library, self._table, positions, self._rotate_and_keep)
 
     def reserve(self, num_positions: int) -> None:
         """Make sure that positions below ``num_positions`` are in the table."""
@@ -123,7 +144,7 @@ class FlashInferOperators:
 def flashinfer_operators(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> FlashInferOperators:
-    """The operators on the installed library, the gate's kernel compiled.
+    """The operators on the installed library, Triton's kernels among them compiled.
 
     Raises:
         ConfigurationError: it is not installed, or cannot run there.
@@ -131,11 +152,26 @@ def flashinfer_operators(
     library = load_flashinfer(device, dtype)
     try:
         from sangam_worker.models.gate_triton import silu_and_mul
+        from sangam_worker.models.rotation_triton import rotate_and_keep
     except ImportError as error:
         raise ConfigurationError(
             f"operators 'flashinfer' need Triton, which cannot be imported ({error}); "
             + HOW_TO_INSTALL
         ) from None
-    with first_use("the gate's kernel"):
+    operators = FlashInferOperators(config, dtype, device, library, silu_and_mul, rotate_and_keep)
+    with first_use("the kernels of rotation and gate"):
         silu_and_mul(torch.zeros((1, 2 * config.mlp_size), dtype=dtype, device=device))
-    return FlashInferOperators(config, dtype, device, library, silu_and_mul)
+        _keep_once(operators, config, dtype, device)
+    return operators
+
+
+def _keep_once(
+    operators: FlashInferOperators, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> None:
+    """A row on a page, in the model's shape: Triton compiles on first use."""
+    rotation = operators.rotation(torch.zeros(1, dtype=torch.int64, device=device))
+    if isinstance(rotation, KeepingRotation):
+        kv_heads, head_dim = config.num_kv_heads, config.head_dim
+        qkv = torch.zeros(1, config.num_heads + 2 * kv_heads, head_dim, dtype=dtype, device=device)
+        pages = qkv.new_zeros(1, 2, PAGE_TOKENS, kv_heads, head_dim)
+        rotation.keep(qkv, pages, torch.zeros(1, dtype=torch.int32, device=device))

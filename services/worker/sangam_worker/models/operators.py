@@ -8,7 +8,7 @@ kernels. The torch ones are what CPUs use: their order of operations is part of 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -36,6 +36,23 @@ class Rotation(Protocol):
 
     def select(self, rows: Tensor) -> "Rotation":
         """The same for a choice of the rows."""
+        ...
+
+
+@runtime_checkable
+class KeepingRotation(Rotation, Protocol):
+    """A rotation that may have an operator for what follows it."""
+
+    def keep(self, qkv: Tensor, pages: Tensor, slots: Tensor) -> bool:
+        """Rotate the queries in place, and keep keys, rotated, and values where they belong.
+
+        Args:
+            qkv: ``[rows, heads + 2 * kv_heads, head_dim]``; what is in it of keys and values is of
+                no use afterwards. pages, slots: of ``attention.protocol.Places``.
+
+        Returns:
+            Whether that was done; otherwise nothing was.
+        """
         ...
 
 

@@ -12,10 +12,16 @@ from typing import Any
 
 from torch import Tensor
 
-from sangam_worker.attention.protocol import Attention
+from sangam_worker.attention.protocol import Attention, KeepsRows
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import linear
-from sangam_worker.models.operators import GateUp, OperatorsFactory, Rotation, TorchOperators
+from sangam_worker.models.operators import (
+    GateUp,
+    KeepingRotation,
+    OperatorsFactory,
+    Rotation,
+    TorchOperators,
+)
 from sangam_worker.weights import Weights
 
 Product = Callable[[Any], Tensor]
@@ -123,20 +129,36 @@ class Transformer:
         operators, layers = self._operators, self._layers
         x = self._embedding.index_select(0, tokens)
         rotation = operators.rotation(positions)
+        attend = self._attending(rotation, attention)
         normed = operators.norm(x, layers[0].attention_norm)
         for index, layer in enumerate(layers[:-1]):
-            mixed = self._attend(layer, index, normed, rotation, attention)
+            assert layer.qkv is not None
+            mixed = attend(self._heads(layer.qkv(normed)), index)
             x, normed = self._finish(layer, mixed, x, layers[index + 1].attention_norm)
         return x, normed, rotation
 
-    def _attend(
-        self, layer: _Layer, index: int, normed: Any, rotation: Rotation, attention: Attention
-    ) -> Tensor:
-        assert layer.qkv is not None
+    def _attending(
+        self, rotation: Rotation, attention: Attention
+    ) -> Callable[[Tensor, int], Tensor]:
+        """What attends, given q, k and v in one ``[rows, heads, head_dim]`` and the layer."""
         num_q, num_kv = self._config.num_heads, self._config.num_kv_heads
-        qkv = self._heads(layer.qkv(normed))
-        qk = rotation(qkv[:, : num_q + num_kv])
-        return attention.run(qk[:, :num_q], qk[:, num_q:], qkv[:, num_q + num_kv :], index)
+        places = attention.places() if isinstance(attention, KeepsRows) else None
+
+        def attend(qkv: Tensor, index: int) -> Tensor:
+            qk = rotation(qkv[:, : num_q + num_kv])
+            return attention.run(qk[:, :num_q], qk[:, num_q:], qkv[:, num_q + num_kv :], index)
+
+        if places is None or not isinstance(rotation, KeepingRotation):
+            return attend
+        assert isinstance(attention, KeepsRows)
+        keeper, keeping, layers, slots = attention, rotation, places.layers, places.slots
+
+        def keep_and_attend(qkv: Tensor, index: int) -> Tensor:
+            if not keeping.keep(qkv, layers[index], slots):
+                return attend(qkv, index)
+            return keeper.attend(qkv[:, :num_q], index)
+
+        return keep_and_attend
 
     def _keys_values(self, layer: _Layer, normed: Any, rotation: Rotation) -> tuple[Tensor, Tensor]:
         assert layer.kv is not None
