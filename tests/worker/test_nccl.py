@@ -342,6 +342,8 @@ def test_a_worker_without_nccl_says_so_before_it_loads_a_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16")
+    monkeypatch.setenv("NCCL_RAS_ENABLE", "1")  # so that it is put back
+    monkeypatch.delenv("NCCL_RAS_ENABLE")
     for blocked, message in (
         ("nccl.core", "from the checkout: pip install"),
         (None, "libnccl.so.2"),
@@ -353,6 +355,7 @@ def test_a_worker_without_nccl_says_so_before_it_loads_a_model(
         with pytest.raises(ConfigurationError, match=message):
             prepare_transport(settings(device="cuda:0"), TorchBuild("2.13.0", "13.0", 1))
     assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "16"
+    assert os.environ["NCCL_RAS_ENABLE"] == "0"
     with pytest.raises(ConfigurationError, match="needs a CUDA device, not cpu"):
         load_nccl(torch.device("cpu"))
 

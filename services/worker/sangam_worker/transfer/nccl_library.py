@@ -6,6 +6,7 @@ a fake of the same semantics, whose calls they bind against the installed releas
 """
 
 import importlib
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
@@ -69,6 +70,9 @@ def load_nccl(device: torch.device) -> Nccl:
     """
     if device.type != "cuda":
         raise ConfigurationError(f"SANGAM_KV_TRANSPORT nccl needs a CUDA device, not {device}")
+    # NCCL's health service would join all processes that have ever met into one network, for
+    # good. Workers come and go; their leases tell of it.
+    os.environ.setdefault("NCCL_RAS_ENABLE", "0")
     try:
         library = cast("Nccl", importlib.import_module("nccl.core"))
     except ImportError as error:
