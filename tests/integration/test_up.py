@@ -87,14 +87,16 @@ async def gone(pids: set[int]) -> None:
 
 
 @asynccontextmanager
-async def sangam_up(folder: Path, *options: str, port: int | None = None) -> AsyncIterator[Up]:
+async def sangam_up(
+    folder: Path, *options: str, port: int | None = None, **env: str
+) -> AsyncIterator[Up]:
     public, internal = free_ports(2)
     command = [sys.executable, "-m", "sangam_router.local.cli", "up"]
     command += ["--port", str(port or public), "--internal-port", str(internal), *options]
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
-        env=ENV,
+        env=ENV | env,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -201,3 +203,15 @@ async def test_a_mix_of_roles_that_cannot_serve_is_refused_with_advice(tmp_path:
     async with sangam_up(tmp_path, "--prefill", "2") as up:
         assert await up.end() == 1
         assert "add --decode N or --colocated N" in up.printed
+
+
+async def test_a_mistyped_variable_is_told_before_anything_starts(tmp_path: Path) -> None:
+    nowhere = ("--redis-url", "redis://127.0.0.1:1/0")
+    async with sangam_up(tmp_path, *nowhere, SANGAM_THETA="512") as up:
+        assert await up.end() == 1
+        first, *rest = up.printed.splitlines()
+        assert first == (
+            "SANGAM_THETA: there is no such setting, so it is ignored; "
+            "did you mean SANGAM_THETA_TOKENS?"
+        )
+        assert "no Redis answers" in "".join(rest)
