@@ -93,9 +93,9 @@ images: ## build both images (VARIANT=cpu|gpu, TAG=, BUILDER=docker|podman|build
 	$(BUILDER) build -f services/worker/Dockerfile --build-arg VARIANT=$(VARIANT) \
 		$(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) -t sangam-worker:$(TAG) .
 
-settings-table: $(STAMP) ## write the README's settings tables, and the list of all names, from the settings classes
-	$(BIN)/python -m sangam_router.local.settings_table README.md \
-		router=sangam_router.settings:RouterSettings worker=sangam_worker.settings:WorkerSettings
+settings-table: $(STAMP) ## write the services' settings tables, and the list of all names, from the settings classes
+	$(BIN)/python -m sangam_router.local.settings_table services/router/README.md router=sangam_router.settings:RouterSettings
+	$(BIN)/python -m sangam_router.local.settings_table services/worker/README.md worker=sangam_worker.settings:WorkerSettings
 	$(BIN)/python -m sangam_router.local.settings_names services/core/sangam_core/settings_names.txt \
 		sangam_router.settings:RouterSettings sangam_worker.settings:WorkerSettings
 

@@ -1,4 +1,4 @@
-"""Rules of the house that no linter holds: sizes, docstrings that open files, names, the README."""
+"""Rules of the house that no linter holds: sizes, docstrings that open files, names, documents."""
 
 import ast
 import re
@@ -17,6 +17,16 @@ SOURCES = sorted(
     for folder in ("services", "loadtest")
     for path in (REPOSITORY / folder).rglob("*.py")
     if not {"build", "node_modules"} & set(path.parts)
+)
+DOCUMENTS = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(
+            path
+            for folder in ("services", "loadtest", "charts", "manifests", "tests")
+            for path in (REPOSITORY / folder).rglob("*.md")
+        ),
+    ]
 )
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -43,6 +53,28 @@ def functions_of(path: Path) -> Iterator[tuple[str, int]]:
             first, last = (body[0].lineno, body[-1].end_lineno) if body else (1, 0)
             assert last is not None
             yield f"{name_of(path)}:{node.lineno} {node.name}", last - first + 1
+
+
+def without_code(path: Path) -> str:
+    return re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.S | re.M)
+
+
+def anchors_of(path: Path) -> set[str]:
+    """What a document's headings can be linked by (GitHub's rule)."""
+    titles = re.findall(r"^#+ (.+)$", without_code(path), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(path: Path) -> list[str]:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(path)):
+        where, _, anchor = link.partition("#")
+        if "://" in where:
+            continue
+        target = path.parent / where if where else path
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    return broken
 
 
 def test_the_sources_are_found() -> None:
@@ -108,18 +140,33 @@ def test_the_search_for_empty_words_finds_words_and_not_parts(name: str, is_empt
 
 
 def test_nobody_is_told_to_install_by_name_what_pypi_has_of_another_project() -> None:
-    readers = [*SOURCES, REPOSITORY / "README.md", *(REPOSITORY / "tests/gpu").glob("*.py")]
+    readers = [*SOURCES, *DOCUMENTS, *(REPOSITORY / "tests/gpu").glob("*.py")]
     by_name = re.compile(r"\bsangam\[[a-z,]+\]")
     assert [name_of(p) for p in readers if by_name.search(p.read_text(encoding="utf-8"))] == []
 
 
+@pytest.mark.parametrize("document", [*map(name_of, DOCUMENTS)])
+def test_every_link_in_a_document_leads_somewhere(document: str) -> None:
+    assert broken_links(REPOSITORY / document) == []
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "## On a GPU: `fp8`, not yet\n"
+        "[a](#on-a-gpu-fp8-not-yet) [b](page.md) [c](https://nowhere.invalid/x)\n"
+        "[d](#on-a-gpu) [e](other.md)\n```\n[f](code.md)\n```\n"
+    )
+    assert broken_links(page) == ["#on-a-gpu", "other.md"]
+
+
 @pytest.mark.parametrize("service", SETTINGS)
-def test_the_settings_table_of_the_readme_is_the_one_of_the_code(service: str) -> None:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+def test_the_settings_table_of_a_service_is_the_one_of_its_code(service: str) -> None:
+    text = (REPOSITORY / f"services/{service}/README.md").read_text(encoding="utf-8")
     table = settings_table(settings_class(SETTINGS[service]))
-    pairs = " ".join(f"{name}={where}" for name, where in SETTINGS.items())
     assert with_table(text, service, table) == text, (
-        f"run: python -m sangam_router.local.settings_table README.md {pairs}"
+        "run: python -m sangam_router.local.settings_table "
+        f"services/{service}/README.md {service}={SETTINGS[service]}"
     )
 
 
@@ -131,7 +178,7 @@ def test_the_list_of_settings_that_every_service_knows_is_the_one_of_the_code() 
     )
 
 
-@pytest.mark.parametrize("path", ["README.md", "loadtest/README.md", "Makefile"])
+@pytest.mark.parametrize("path", [*map(name_of, DOCUMENTS), "Makefile"])
 def test_no_service_would_warn_of_a_variable_that_people_are_told_to_set(path: str) -> None:
     text = (REPOSITORY / path).read_text(encoding="utf-8")
     named = set(re.findall(r"\bSANGAM_[A-Z_]*[A-Z]\b(?!_)", text))

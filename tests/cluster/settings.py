@@ -1,7 +1,7 @@
 """What the cluster tests are told: which cluster, which images, how to reach the ingress.
 
 Read from the environment, so that the same tests run on the small cluster of CI, on kind, and on a
-GPU cluster (README, "Tests on a cluster").
+GPU cluster (tests/README.md, "Tests on a cluster").
 """
 
 import os

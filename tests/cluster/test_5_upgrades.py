@@ -56,7 +56,7 @@ def test_an_upgrade_that_can_never_become_ready_stops_and_the_old_version_serves
     assert len(release.ready_pods("worker", "prefill")) == 1
     assert len(release.ready_pods("worker", "colocated")) == 1
     helm("rollback", release.name, "--force-conflicts")
-    # A StatefulSet does not take back a pod that never came up; the README says so.
+    # A StatefulSet does not take back a pod that never came up; the chart's README says so.
     for pod in release.pods("worker"):
         if pod["status"]["phase"] == "Pending":
             kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
@@ -64,7 +64,7 @@ def test_an_upgrade_that_can_never_become_ready_stops_and_the_old_version_serves
     load.wait_for(10)
 
 
-# -- the table of counts in the README ---------------------------------------------------------
+# -- the table of counts in the chart's README -------------------------------------------------
 
 
 def test_after_a_scale_the_same_value_keeps_what_runs(release: Release) -> None:

@@ -1,13 +1,13 @@
-"""Settings tables for the README, written from the settings classes.
+"""Settings tables for the services' READMEs, written from the settings classes.
 
 Decides how a field reads as a table row. It knows no service: the classes are named on the
 command line and imported by name, so that the router package still imports no worker.
 
-    python -m sangam_router.local.settings_table README.md \\
-        router=sangam_router.settings:RouterSettings worker=sangam_worker.settings:WorkerSettings
+    python -m sangam_router.local.settings_table services/router/README.md \\
+        router=sangam_router.settings:RouterSettings
 
-fills what stands between ``<!-- settings:router -->`` and ``<!-- /settings:router -->``, and so
-on. A test holds the README against it.
+fills what stands between ``<!-- settings:router -->`` and ``<!-- /settings:router -->``. A test
+holds the files against it.
 """
 
 import sys
