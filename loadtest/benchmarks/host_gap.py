@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.host_stub import Case, EventLoop, Host, StubDevice
-from sangam_core.wire import Completed
+from sangam_core.wire import BlockKey, Completed
 from sangam_worker.books import Books
 from sangam_worker.interpreter import favour_gpu_thread
 from sangam_worker.loop import EngineLoop
@@ -49,18 +49,10 @@ def stage_microseconds(
     reporter = Reporter(batches.append, metrics)
     seconds: dict[str, list[float]] = {name: [] for name in _TIMED}
 
-    def come() -> None:
-        state, now = host.blocks.next(), clock()
-        if state.step == 0:
-            books.submit(TrackedBlock(state, now, now + 1e6, is_transferred=False))
-        else:
-            assert books.reserve(TrackedBlock(state, now, now + 1e6, is_transferred=True))
-            books.transfer_ended(state.key, Moved(0.0, 0), now)
-
     with EventLoop() as aio:
-        for _ in range(num_blocks):
-            come()
         for _ in range(num_iterations):
+            for _ in range(num_blocks - books.status().num_blocks):
+                _come(host, books)
             times = [clock()]
             plan = host.scheduler.next_plan()
             assert plan is not None
@@ -81,9 +73,48 @@ def stage_microseconds(
             times.append(clock())
             for name, before, after in zip(_TIMED, times, times[1:], strict=False):
                 seconds[name].append(after - before)
-            for _ in range(num_blocks - books.status().num_blocks):
-                come()
     return {name: 1e6 * median(values) for name, values in seconds.items()}
+
+
+def _come(host: Host, books: Books) -> None:
+    state = host.blocks.next()
+    if state.step == 0:
+        books.submit(TrackedBlock(state, 0.0, _DEADLINE_SECONDS, is_transferred=False))
+    else:
+        assert books.reserve(TrackedBlock(state, 0.0, _DEADLINE_SECONDS, is_transferred=True))
+        books.transfer_ended(state.key, Moved(0.0, 0), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """Of which iterations the blocks could have been known before the outcome of the one before.
+
+    Attributes:
+        same: share with the same blocks: nothing but their tokens is made anew for these. more:
+            share with these and others: what a plan that is made ahead would be right for.
+    """
+
+    same: float
+    more: float
+
+
+def foreseen(num_blocks: int, num_iterations: int, case: Case = Case.LOCKSTEP) -> Foreseen:
+    """Count iterations in which no block of the one before is missing."""
+    host = Host.build(num_blocks, case)
+    books = Books(host.scheduler, time.monotonic)
+    before: set[BlockKey] = set()
+    num_same = num_more = 0
+    for _ in range(num_iterations):
+        for _ in range(num_blocks - books.status().num_blocks):
+            _come(host, books)
+        plan = host.scheduler.next_plan()
+        assert plan is not None
+        now = {item.key for item in plan.passes}
+        num_same += now == before
+        num_more += bool(before) and now > before
+        before = now
+        books.take_in(Outcome(plan.iteration, host.proposals(plan).outcomes()), 0.0, 0.0)
+    return Foreseen(num_same / num_iterations, num_more / num_iterations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +213,10 @@ def _measure(parsed: argparse.Namespace, case: Case) -> None:
     add("gap in the loop, CPU time", lambda index: gaps[index].busy)
     add("gap in the loop, median", lambda index: gaps[index].median)
     add("gap in the loop, P99", lambda index: gaps[index].p99)
+    table.add_section()
+    shares = [foreseen(each, iterations, case) for each in blocks]
+    add("% of iterations: the same blocks", lambda index: 100 * shares[index].same)
+    add("% of iterations: these and others", lambda index: 100 * shares[index].more)
     table.add_section()
     add("without a graph: pack for arrays", lambda index: stages[index][PACK])
     for name in BESIDE_STAGES:

@@ -27,6 +27,16 @@ def test_every_stage_is_timed(case: Case) -> None:
     assert all(value > 0 for value in stages.values())
 
 
+def test_blocks_that_began_together_stay_together_until_the_first_one_ends() -> None:
+    few, many = (host_gap.foreseen(each, 60, Case.LOCKSTEP) for each in (2, 32))
+    assert few.same > many.same > 0
+    assert few.more == many.more == 0.0, "another one comes only where one has ended"
+
+
+def test_a_prefill_that_the_budget_lets_in_later_is_one_more_where_none_has_ended() -> None:
+    assert host_gap.foreseen(8, 100, Case.COLOCATED).more > 0
+
+
 @pytest.mark.parametrize("is_spun", [False, True])
 @pytest.mark.parametrize("case", Case)
 def test_the_loop_s_gap_is_measured_with_either_wait(case: Case, is_spun: bool) -> None:
