@@ -21,6 +21,7 @@ def worker(
     total_pages: int = 100,
     is_draining: bool = False,
     max_sequence_tokens: float = math.inf,
+    kv_format: str = "",
 ) -> WorkerLoad:
     return WorkerLoad(
         worker_id,
@@ -31,6 +32,7 @@ def worker(
         total_pages,
         is_draining,
         max_sequence_tokens=max_sequence_tokens,
+        kv_format=kv_format,
     )
 
 
@@ -66,6 +68,7 @@ def _random_worker(
     used_pages: int,
     is_draining: bool,
     max_sequence_tokens: float,
+    kv_format: str,
 ) -> WorkerLoad:
     return worker(
         f"w{number}",
@@ -75,26 +78,34 @@ def _random_worker(
         total_pages=free_pages + used_pages,
         is_draining=is_draining,
         max_sequence_tokens=max_sequence_tokens,
+        kv_format=kv_format,
     )
 
 
-WORKERS = st.lists(
-    st.builds(
-        _random_worker,
-        number=st.integers(0, 8),
-        role=st.sampled_from(Role),
-        load_tokens=st.integers(0, 8).map(lambda tens: tens * 10),
-        free_pages=st.integers(0, 12),
-        used_pages=st.integers(0, 3),
-        is_draining=st.booleans(),
-        max_sequence_tokens=st.sampled_from([60, 99, 100, 4096, math.inf]),
-    ),
-    max_size=6,
-    unique_by=lambda w: w.worker_id,
-)
-FLEETS = st.builds(
-    lambda workers, pending: FleetLoad(tuple(workers), pending), WORKERS, st.integers(0, 6)
-)
+def _fleets(*kv_formats: str) -> st.SearchStrategy[FleetLoad]:
+    workers = st.lists(
+        st.builds(
+            _random_worker,
+            number=st.integers(0, 8),
+            role=st.sampled_from(Role),
+            load_tokens=st.integers(0, 8).map(lambda tens: tens * 10),
+            free_pages=st.integers(0, 12),
+            used_pages=st.integers(0, 3),
+            is_draining=st.booleans(),
+            max_sequence_tokens=st.sampled_from([60, 99, 100, 4096, math.inf]),
+            kv_format=st.sampled_from(kv_formats),
+        ),
+        max_size=6,
+        unique_by=lambda w: w.worker_id,
+    )
+    return st.builds(
+        lambda workers, pending: FleetLoad(tuple(workers), pending), workers, st.integers(0, 6)
+    )
+
+
+FLEETS = _fleets("")
+MIXED_FLEETS = _fleets("", "float32", "bfloat16")
+"""Whose workers differ in their KV as well."""
 DEMANDS = st.builds(
     Demand,
     request_id=st.sampled_from(["r1", "r2", "r3"]),

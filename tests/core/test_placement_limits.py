@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.fleets import (
     DEMANDS,
-    FLEETS,
     HYBRID,
+    MIXED_FLEETS,
     POLICIES,
     STATIC,
     colocated,
@@ -42,7 +42,7 @@ def long_demand(**changes: bool) -> Demand:
     return Demand("r", 100, 7, **changes)
 
 
-@given(FLEETS, DEMANDS, POLICIES, st.booleans())
+@given(MIXED_FLEETS, DEMANDS, POLICIES, st.booleans())
 def test_a_worker_that_is_too_short_changes_nothing_for_a_placement(
     loads: FleetLoad, block: Demand, policy: PlacementPolicy, needs_colocated: bool
 ) -> None:
@@ -96,6 +96,45 @@ def test_nothing_is_prefilled_that_nobody_could_decode() -> None:
         busy = decode("e", free_pages=0)
         assert id_of(place(fleet(prefill(), short, busy), long_demand(), policy)) == "p"
         assert id_of(place(fleet(prefill()), long_demand(), policy)) == "p", "one may come"
+
+
+# -- workers that differ in their KV -----------------------------------------------------------
+
+
+@given(MIXED_FLEETS, DEMANDS, st.sampled_from(["float32", "bfloat16"]))
+def test_a_decode_goes_only_where_its_kv_is_taken(
+    loads: FleetLoad, block: Demand, kv_format: str
+) -> None:
+    alike = tuple(w for w in loads.workers if w.kv_format in ("", kv_format))
+    chosen = place_decode(loads, replace(block, kv_format=kv_format))
+    assert chosen == place_decode(replace(loads, workers=alike), block)
+
+
+@given(MIXED_FLEETS, DEMANDS, POLICIES)
+def test_what_is_prefilled_for_a_hand_over_could_be_decoded_were_all_idle(
+    loads: FleetLoad, block: Demand, policy: PlacementPolicy
+) -> None:
+    chosen = place(loads, block, policy)
+    if chosen is None or chosen.role is not Role.PREFILL:
+        return
+    idle = tuple(
+        replace(each, free_pages=each.total_pages, is_draining=False)
+        for each in loads.workers
+        if each.role is not Role.PREFILL
+    )
+    handed_over = replace(block, kv_format=chosen.kv_format)
+    assert not idle or place_decode(FleetLoad(idle), handed_over) is not None
+
+
+def test_a_prefill_worker_whose_kv_nobody_takes_is_passed_over() -> None:
+    loads = fleet(
+        prefill("p1", kv_format="float32"),
+        prefill("p2", kv_format="bfloat16", load_tokens=500),
+        decode(kv_format="bfloat16"),
+    )
+    assert id_of(place_prefill(loads, demand(), HYBRID)) == "p2"
+    older = replace(loads, workers=(*loads.workers, decode("e")))
+    assert id_of(place_prefill(older, demand(), HYBRID)) == "p1", "an older version does not tell"
 
 
 # -- what never fits -------------------------------------------------------------------------
@@ -156,7 +195,7 @@ def test_a_role_that_is_absent_just_now_refuses_nothing() -> None:
     assert longest_tokens(fleet()) == math.inf
 
 
-@given(FLEETS, DEMANDS, POLICIES)
+@given(MIXED_FLEETS, DEMANDS, POLICIES)
 def test_what_can_be_placed_now_can_be_held(
     loads: FleetLoad, block: Demand, policy: PlacementPolicy
 ) -> None:
@@ -164,7 +203,7 @@ def test_what_can_be_placed_now_can_be_held(
         assert can_ever_hold(loads, block, policy)
 
 
-@given(FLEETS, POLICIES, st.integers(0, 200), st.booleans())
+@given(MIXED_FLEETS, POLICIES, st.integers(0, 200), st.booleans())
 def test_the_longest_sequence_is_the_longest_that_can_be_held(
     loads: FleetLoad, policy: PlacementPolicy, prompt_tokens: int, keeps_kv: bool
 ) -> None:

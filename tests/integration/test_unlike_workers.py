@@ -1,7 +1,8 @@
-"""Workers that differ in the longest sequence that they take serve together; none refuses a block.
+"""Workers that differ in what they take serve together; none refuses a block.
 
 Short requests go to any of them, long ones to those that take them, also while one of these
-changes its role; what none takes is refused at once, with the numbers.
+changes its role; what none takes is refused at once, with the numbers. KV moves only between those
+whose KV is alike.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import httpx
 import openai
 import pytest
 from tests.integration.cluster import RunningCluster, running_cluster, until
-from tests.integration.load import Clients, differences, questions
+from tests.integration.load import Clients, accuracy, differences, questions
 
 from sangam_core.placement import Role
 from sangam_router.local.roles import RoleCounts
@@ -42,7 +43,7 @@ async def num_blocks(cluster: RunningCluster) -> list[float]:
     """Blocks that each worker completed."""
     found = []
     for place in cluster.local.workers:
-        outcomes = (await cluster.metrics(place))["sangam_worker_block_outcomes_total"]
+        outcomes = (await cluster.metrics(place)).get("sangam_worker_block_outcomes_total", {})
         found.append(sum(n for labels, n in outcomes.items()))
     return found
 
@@ -91,6 +92,27 @@ async def test_requests_of_every_length_are_served_by_workers_that_differ_in_the
         # While roles change, a fleet view may be stale; a length never is.
         assert await num_refusals(cluster, "never_fits", "no_pages") == 0
         assert await cluster.total("sangam_requests_total", outcome="InvalidRequest") == 0
+        await cluster.assert_idle()
+
+
+async def test_blocks_move_only_between_workers_whose_kv_is_alike(tmp_path: Path) -> None:
+    asked = questions(8)
+    async with (
+        running_cluster(
+            tmp_path,
+            roles=RoleCounts(prefill=1, decode=2),
+            num_routers=1,
+            env_by_worker={"worker-2": {"SANGAM_DTYPE": "bfloat16", "SANGAM_TOTAL_PAGES": "4096"}},
+        ) as cluster,
+        Clients(cluster) as clients,
+    ):
+        answers, _ = await clients.ask_all(asked)
+        assert accuracy(asked, answers) >= 0.5
+        assert await cluster.total("sangam_retries_total") == 0
+        assert await num_refusals(cluster) == 0
+        *_, other = await num_blocks(cluster)
+        assert other == 0
+        assert "1 with 'bfloat16 by gloo'" in (await cluster.admin("/admin/fleet"))["remark"]
         await cluster.assert_idle()
 
 

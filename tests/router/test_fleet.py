@@ -52,6 +52,7 @@ class Source:
                 each.total_pages,
                 each.is_draining,
                 max_sequence_tokens=each.max_sequence_tokens,
+                kv_format=each.kv_format,
             )
             for each in self.leases
         )
@@ -153,8 +154,17 @@ async def test_a_fleet_that_mixes_quantizations_serves_and_says_so() -> None:
 async def test_a_fleet_whose_kv_differs_says_so() -> None:
     one, other = {"kv_format": "float32 by gloo"}, {"kv_format": "bfloat16 by gloo"}
     assert (await seen(prefill(**one), decode(**one), lease("older")))[1].remark() is None
-    _, view = await seen(prefill(**one), decode(**other))
-    assert "1 with 'bfloat16 by gloo', 1 with 'float32 by gloo'" in (view.remark() or "")
+    source, view = await seen(prefill(**one), decode(**other))
+    formats = (
+        "SANGAM_DTYPE, SANGAM_KV_TRANSPORT: 1 with 'bfloat16 by gloo', 1 with 'float32 by gloo'"
+    )
+    assert view.remark() == f"blocks are handed over only between workers of the same KV: {formats}"
+    assert view.problem() == (
+        f"no worker that decodes the prefill workers' KV ({formats}) is ready"
+    )
+    source.leases = [*source.leases, lease("c", **other)]
+    await source.snapshot()
+    assert view.is_ready
 
 
 async def test_a_cache_none_request_needs_a_colocated_worker() -> None:

@@ -92,6 +92,27 @@ async def test_disaggregated_answers_come_and_redis_is_empty_afterwards(
     assert len(decode.starts) == len(prefill.starts) == 60
 
 
+async def test_blocks_are_handed_over_only_where_their_kv_is_taken(
+    leased: Fleet, model_folder: Path
+) -> None:
+    prefill, decode = prefill_and_decode(TEXT)
+    other = StubWorker("other", epoch="oe", role=Role.DECODE)
+    async with workers(leased, prefill, decode), workers(leased, other):
+        await leased.publish(prefill, decode, kv_format="float32 by gloo")
+        await leased.publish(other, kv_format="bfloat16 by gloo", total_pages=1000)
+        async with router(leased, model_folder) as (parts, client):
+            assert await asyncio.gather(*(ask(client) for _ in range(5))) == [TEXT] * 5
+            await parts.report.refresh()
+            body = parts.report.body()
+    assert {each["kv_format"] for each in body["workers"]} == {
+        "float32 by gloo",
+        "bfloat16 by gloo",
+    }
+    assert "between workers of the same KV" in body["remark"]
+    assert len(decode.starts) == 15
+    assert not other.starts
+
+
 async def test_a_lost_block_is_made_good(leased: Fleet, model_folder: Path) -> None:
     hook = fails_once(2, ConnectionBreaks, block=1)
     stubs = [

@@ -45,6 +45,7 @@ class WorkerLoad:
         num_blocks: blocks that hold pages on it; one that is being handed over holds some on both
             sides. 0 where no decision looks at it (``placements.counts_blocks``).
         max_sequence_tokens: its longest sequence (prompt + L); workers may differ in it.
+        kv_format: blocks are handed over between equal ones; the empty one goes with any.
     """
 
     worker_id: str
@@ -56,6 +57,7 @@ class WorkerLoad:
     is_draining: bool = False
     num_blocks: int = 0
     max_sequence_tokens: float = math.inf
+    kv_format: str = ""
 
 
 _outstanding_prefill_tokens = attrgetter("outstanding_prefill_tokens")
@@ -100,6 +102,7 @@ class Demand:
         num_pages: pages for its KV; 0 for the strategy ``none``.
         needs_colocated: the strategy has no KV to move (``none``).
         is_new: no worker has had anything of the request yet.
+        kv_format: of a decode, what its KV is in (``WorkerLoad.kv_format``).
     """
 
     request_id: str
@@ -107,6 +110,7 @@ class Demand:
     num_pages: int
     needs_colocated: bool = False
     is_new: bool = False
+    kv_format: str = ""
 
 
 def place_prefill(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy) -> WorkerLoad | None:
@@ -139,16 +143,17 @@ def prefillers(
     """The prefill and the colocated workers that may prefill a block, whatever they hold now.
 
     Those that drain, or take no sequence of that length, may not; prefill workers neither where
-    nobody could ever decode what they hand over. Static disaggregation has no colocated ones
-    beside prefill workers, even where none of these takes the length.
+    nobody could ever decode what they hand over. Where no worker decodes, one may come. Static
+    disaggregation has no colocated ones beside prefill workers, even where none of these takes
+    the length.
     """
     cost_tokens, active = demand.cost_tokens, [w for w in fleet.workers if not w.is_draining]
     able = [worker for worker in active if worker.max_sequence_tokens >= cost_tokens]
     if demand.needs_colocated:
         return [], of_role(able, Role.COLOCATED)
     dedicated = of_role(able, Role.PREFILL)
-    if dedicated and not _can_be_decoded(fleet, demand):
-        dedicated = []
+    if dedicated:
+        dedicated = _that_can_hand_over(dedicated, fleet, demand)
     if not policy.is_overflow_allowed and (dedicated or of_role(active, Role.PREFILL)):
         return dedicated, []
     return dedicated, of_role(able, Role.COLOCATED)
@@ -157,9 +162,10 @@ def prefillers(
 def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
     """Choose the worker that decodes a prefilled block: most free pages that hold it.
 
-    Of those that take a sequence of that length.
+    Of those that take a sequence of that length, and KV of that format.
     """
     num_pages, cost_tokens, prefill_only = demand.num_pages, demand.cost_tokens, Role.PREFILL
+    formats = ("", demand.kv_format)
     able = [
         worker
         for worker in fleet.workers
@@ -167,6 +173,7 @@ def place_decode(fleet: FleetLoad, demand: Demand) -> WorkerLoad | None:
         and worker.role is not prefill_only
         and not worker.is_draining
         and worker.max_sequence_tokens >= cost_tokens
+        and (not demand.kv_format or worker.kv_format in formats)
     ]
     free = list(map(_free_pages, able))
     return _any_of(able, free, max(free, default=0), demand)
@@ -179,11 +186,17 @@ def _could_hold(worker: WorkerLoad, demand: Demand) -> bool:
     )
 
 
-def _can_be_decoded(fleet: FleetLoad, demand: Demand) -> bool:
-    """Whether some worker that decodes could hold it; one that is absent or drains may come."""
-    decoding = (worker for worker in fleet.workers if worker.role is not Role.PREFILL)
-    one = next(decoding, None)
-    return one is None or _could_hold(one, demand) or any(_could_hold(w, demand) for w in decoding)
+def _that_can_hand_over(
+    dedicated: list[WorkerLoad], fleet: FleetLoad, demand: Demand
+) -> list[WorkerLoad]:
+    """Of prefill workers, those whose KV a worker that decodes could hold; that may be draining."""
+    decoding = [worker for worker in fleet.workers if worker.role is not Role.PREFILL]
+    if not decoding:
+        return dedicated
+    formats = {worker.kv_format for worker in decoding if _could_hold(worker, demand)}
+    if "" in formats:
+        return dedicated
+    return [w for w in dedicated if w.kv_format in formats or (formats and not w.kv_format)]
 
 
 def can_ever_hold(fleet: FleetLoad, demand: Demand, policy: PlacementPolicy | None = None) -> bool:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -245,9 +245,10 @@ class Driver:
         await self._places.release(sender)
 
     async def _decode_elsewhere(self, run: Run, sender: Place) -> Event:
+        demand = replace(run.demand, kv_format=sender.kv_format)
         while True:
             asked = self._clock()
-            place = await self._places.decode(run.request, run.demand, run.avoid)
+            place = await self._places.decode(run.request, demand, run.avoid)
             run.placed(place, self._clock() - asked, "decode")
             run.advance(Event.DECODE_PLACED)
             async with self._holding(place):

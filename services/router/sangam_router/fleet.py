@@ -24,8 +24,12 @@ from sangam_core.placement import (
     can_ever_hold,
     longest_tokens,
     of_role,
+    prefillers,
 )
 from sangam_router.ledger import FleetSnapshot
+
+_ANY_BLOCK = Demand("any", cost_tokens=1, num_pages=1)
+"""As small as can be."""
 
 
 class SnapshotSource(Protocol):
@@ -111,6 +115,8 @@ class FleetView:
             lacking = "decode-capable worker"
         elif not self._prefillers(active):
             lacking = "worker that takes prefills"
+        elif not any(prefillers(self._snapshot.fleet, _ANY_BLOCK, self._policy)):
+            lacking = f"worker that decodes the prefill workers' KV ({self._kv_formats()})"
         else:
             return None
         return f"no {lacking} is ready{self._incompatible_note()}"
@@ -128,11 +134,8 @@ class FleetView:
                 f"workers differ in SANGAM_QUANTIZATION ({told}): "
                 "an answer may depend on where its blocks run"
             )
-        if told := _told_if_mixed(lease.kv_format for lease in leases if lease.kv_format):
-            remarks.append(
-                f"workers differ in their KV (SANGAM_DTYPE, SANGAM_KV_TRANSPORT: {told}): "
-                "blocks cannot be handed over between them, and start again where it was tried"
-            )
+        if told := self._kv_formats():
+            remarks.append(f"blocks are handed over only between workers of the same KV: {told}")
         return "; ".join(remarks) or None
 
     @property
@@ -240,6 +243,11 @@ class FleetView:
             return lease.epoch != epoch
         since = self._ledger.answering_since_seconds
         return since is not None and self._clock() - since > self._grace_seconds
+
+    def _kv_formats(self) -> str:
+        """How many workers have which KV; empty where all have the same."""
+        told = _told_if_mixed(each.kv_format for each in self.leases.values() if each.kv_format)
+        return told and f"SANGAM_DTYPE, SANGAM_KV_TRANSPORT: {told}"
 
     def _incompatible_note(self) -> str:
         others = self._snapshot.incompatible if self._snapshot else ()

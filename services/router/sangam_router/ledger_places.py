@@ -103,4 +103,5 @@ def _place(placement: Placement) -> Place:
         url=placement.lease.url,
         role=worker.role,
         reservation=placement.reservation,
+        kv_format=worker.kv_format,
     )

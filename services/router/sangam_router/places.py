@@ -19,6 +19,7 @@ class Place:
 
     Attributes:
         url: base of the worker's internal API. role: as it was when the place was reserved.
+        kv_format: what the worker's KV is in (``WorkerLoad.kv_format``).
         reservation: the ledger's own handle.
     """
 
@@ -27,6 +28,7 @@ class Place:
     url: str
     role: Role
     reservation: Any
+    kv_format: str = ""
 
 
 class Places(Protocol):

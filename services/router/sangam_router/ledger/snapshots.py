@@ -125,6 +125,7 @@ class SnapshotReader:
                     is_draining=lease.is_draining,
                     num_blocks=_num_blocks(blocks, worker_id, epoch) if blocks else 0,
                     max_sequence_tokens=lease.max_sequence_tokens,
+                    kv_format=lease.kv_format,
                 )
             )
         self._known = seen
