@@ -1,8 +1,18 @@
 """Who runs in an iteration: arrival order, the deficit budget, pages, shares, the largest batch."""
 
-from tests.worker.scheduler_states import MASK, a_scheduler, a_state, arriving, key, names, ran
+from tests.worker.scheduler_states import (
+    MASK,
+    SOURCE,
+    a_scheduler,
+    a_state,
+    arriving,
+    key,
+    names,
+    ran,
+)
 
 from sangam_core.answer import Completion
+from sangam_core.decoding import Resume
 from sangam_worker.block_state import Stage
 
 
@@ -194,3 +204,26 @@ def test_transferred_decodes_join_a_full_batch_only_when_a_block_has_left() -> N
     assert names(first) == ["r0"]
     ran(scheduler, first, 2)
     assert names(scheduler.next_plan()) == ["r1"]
+
+
+def test_transferred_decodes_that_feed_many_rows_join_only_as_far_as_memory_goes() -> None:
+    """With the prefix cache each of these feeds four blocks' rows."""
+    scheduler = a_scheduler(max_batch_rows=70)
+    ids, resume = [5] * 8 + [6] * 7 + [MASK] * 25, Resume(step=1, initial_masks=8)
+    for number in range(3):
+        state = a_state(
+            f"r{number}",
+            arrival=number,
+            num_blocks=4,
+            cache="prefix",
+            ids=ids,
+            source=SOURCE,
+            resume=resume,
+        )
+        assert scheduler.reserve(state)
+        scheduler.arrived(state.key)
+    first = scheduler.next_plan()
+    assert first is not None
+    assert (names(first), first.num_decode_tokens) == (["r0", "r1"], 64)
+    ran(scheduler, first, 1)
+    assert names(scheduler.next_plan()) == ["r2"]

@@ -26,6 +26,7 @@ from sangam_worker.scheduler import Scheduler
 from sangam_worker.server import HttpServer, bind, write_port_file
 from sangam_worker.service import BlockService, ModelFacts
 from sangam_worker.settings import WorkerSettings
+from sangam_worker.sizing import largest_iteration
 from sangam_worker.standing import Standing
 from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.peers import PeerClient
@@ -160,6 +161,7 @@ class Worker:
             transferred_decode_share=settings.transferred_decode_share,
             admission=settings.admission,
             max_batch_blocks=settings.max_batch_blocks,
+            max_batch_rows=largest_iteration(settings, engine.model_config).num_rows,
         )
         self.loop = EngineLoop(
             engine,

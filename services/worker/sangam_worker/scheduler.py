@@ -62,6 +62,8 @@ class Scheduler:
         admission: which tau an iteration gets, by name (``sangam_core.admission``).
         max_batch_blocks: most passes of an iteration: what bounds its memory, where many short
             sequences fit the pages. A full batch holds prefills back as full pages do.
+        max_batch_rows: most rows of transferred decodes, for the same reason: with the ``prefix``
+            cache one feeds many blocks' rows.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class Scheduler:
         transferred_decode_share: float = 0.75,
         admission: str = DEFICIT,
         max_batch_blocks: int = UNBOUNDED,
+        max_batch_rows: int = UNBOUNDED,
     ) -> None:
         self.mask_id = mask_id
         self.tau_tokens = tau_tokens
         self.transferred_decode_share = transferred_decode_share
         self.max_batch_blocks = max_batch_blocks
+        self.max_batch_rows = max_batch_rows
         self.pages = PageAllocator(total_pages)
         self.carried_tokens = 0
         self._budget = ADMISSION_POLICIES[admission]
@@ -231,6 +235,8 @@ class Scheduler:
         while self._parked and len(self._decodes) < self.max_batch_blocks:
             state = self._parked[0]
             cost = len(state.next_rows().fed)
+            if self._decodes and decode_tokens + cost > self.max_batch_rows:
+                return
             is_younger = bool(self._waiting) and state.order > self._waiting[0].order
             is_over = decode_tokens + cost > limit or len(self._decodes) + 1 > block_limit
             if is_younger and is_over and self._can_yield():

@@ -8,6 +8,7 @@ FlashInfer's operators'; a test follows them through a pass.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sangam_core.admission import ADMISSION_POLICIES
 from sangam_core.errors import ConfigurationError
@@ -44,6 +45,15 @@ _GRAPH_BYTES = 32 * _MIB
 _DRAWN_ENTRY_BYTES = 64
 """Of an entry of the vocabulary in a row that is drawn with noise: 46 are ``candidates``', the
 rest a sort's."""
+
+
+class HasLongest(Protocol):
+    """A model, as far as the size of an iteration goes."""
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Limit on prompt + L."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +121,12 @@ def weight_bytes(config: ModelConfig, number_format: str, *, is_fp8: bool = Fals
     return total
 
 
-def largest_iteration(settings: WorkerSettings, config: ModelConfig) -> LargestIteration:
+def largest_iteration(settings: WorkerSettings, config: HasLongest) -> LargestIteration:
     """The largest iteration that the scheduler can build, in any role.
 
     Algorithm 1 carries less than the head's cost, so that decodes and prefills together stay below
-    the longest sequence and tau. Decodes with the ``prefix`` cache that were transferred feed more
-    rows than counted here; so many of them at a time are not provided for.
+    the longest sequence and tau. Decodes with the ``prefix`` cache that were transferred would feed
+    more; the scheduler keeps them to this.
     """
     policy, longest = ADMISSION_POLICIES[settings.admission], config.max_sequence_tokens
     widest = max(settings.tau_tokens_prefill, settings.tau_tokens_decode)
