@@ -159,7 +159,7 @@ $(GPU_TOOLKIT_STAMP): loadtest/benchmarks/gpu/toolkit.txt | $(STAMP)
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --target $(GPU_TOOLKIT) -r $<
 	@touch $@
 
-gpu-kernels: gpu-interfaces $(GPU_TOOLKIT_STAMP) ## compile FlashInfer's kernels for an H200 into wheels/, without a GPU (half an hour on 2 cores)
+gpu-kernels: gpu-interfaces $(GPU_TOOLKIT_STAMP) ## compile FlashInfer's kernels for an H200 into wheels/, without a GPU (tens of minutes on 2 cores, once)
 	cd loadtest && PATH="$(abspath $(BIN)):$$PATH" FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=$(CURDIR)/.sangam \
 		$(abspath $(BIN))/python -m benchmarks.gpu.carried_kernels pack $(CURDIR)/wheels $(CURDIR)/$(GPU_TOOLKIT)/nvidia/cu13
 

@@ -51,10 +51,14 @@ def installed_signatures(*names: str) -> dict[str, inspect.Signature]:
     return {name: _signature(parameters) for name, parameters in _read(names).items()}
 
 
-def run_with_flashinfer(module: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of the tests beside the installed library. Skips without FlashInfer."""
+def run_with_flashinfer(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module of the tests beside the installed library. Skips without FlashInfer.
+
+    Args:
+        arguments: the module's, from ``sys.argv[2]`` on.
+    """
     _skip_without()
-    return _run(_RUN, module)
+    return _run(_RUN, module, *arguments)
 
 
 def skip_without_ninja() -> None:
@@ -78,9 +82,9 @@ def _skip_without() -> None:
         pytest.skip(f"flashinfer is not installed; no GPU is needed for: {INSTALL}")
 
 
-def _run(code: str, argument: str) -> subprocess.CompletedProcess[str]:
+def _run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, argument],
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -1,8 +1,11 @@
 """Kernels that are missing are compiled before the port opens, and what that says."""
 
+import os
+import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from structlog.testing import capture_logs
 from tests.worker.flashinfer_installed import run_with_flashinfer, skip_without_ninja
 
 from sangam_core.errors import ConfigurationError
+from sangam_worker.flashinfer_kernels import make_ninja_found
 from sangam_worker.kernels import compile_missing, num_compilers
 from sangam_worker.progress import SILENT
 
@@ -168,3 +172,17 @@ def test_what_is_compiled_before_is_not_compiled_again_at_its_first_use() -> Non
     done = run_with_flashinfer("tests.worker.flashinfer_builds")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith("as expected\n")
+
+
+def test_ninja_is_found_beside_a_python_that_is_not_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = Path(sysconfig.get_path("scripts"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    make_ninja_found()
+    is_there = (scripts / "ninja").exists()
+    assert os.environ["PATH"].split(os.pathsep) == [str(scripts)] * is_there + [str(tmp_path)]
+    (tmp_path / "ninja").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    make_ninja_found()
+    assert os.environ["PATH"] == str(tmp_path), "one that is found is left to be the one"

@@ -39,6 +39,7 @@ def wanted(head_dim: int = HEAD_DIM, backends: Sequence[str] = ("fa2", "fa3")) -
     Args:
         head_dim: of the kernels: 64, 128 or 256. backends: of attention.
     """
+    make_ninja_found()
     jit = import_module("flashinfer.jit")
     attention = [
         jit.gen_batch_prefill_module(
@@ -65,9 +66,15 @@ def wanted(head_dim: int = HEAD_DIM, backends: Sequence[str] = ("fa2", "fa3")) -
     ]
 
 
+def make_ninja_found() -> None:
+    """FlashInfer runs ninja at a kernel's first use; it came along, beside this Python."""
+    scripts = sysconfig.get_path("scripts")
+    if shutil.which("ninja") is None and shutil.which("ninja", path=scripts):
+        os.environ["PATH"] = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+
+
 def missing(kernels: Sequence[Any]) -> list[Any]:
     """Those that FlashInfer would compile, or compile again, at their first use."""
-    _make_ninja_found()
     _pass_over_others_kernels()
     return [kernel for kernel in kernels if not (kernel.is_aot or _is_current(kernel))]
 
@@ -85,13 +92,6 @@ def build(kernels: Sequence[Any]) -> None:
         for log in together.glob(".ninja_*"):
             _replace(kernel.build_dir / log.name, log)
         kernel.build(need_lock=True)
-
-
-def _make_ninja_found() -> None:
-    """FlashInfer's own ninja is beside a Python that may not be on the PATH."""
-    scripts = sysconfig.get_path("scripts")
-    if shutil.which("ninja") is None and shutil.which("ninja", path=scripts):
-        os.environ["PATH"] = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
 
 
 def _pass_over_others_kernels() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from sangam_core.errors import ConfigurationError
 from sangam_worker.extras import HOW_TO_INSTALL
+from sangam_worker.flashinfer_kernels import make_ninja_found
 
 HEAD_DIMS = (64, 128, 256)
 """What FlashInfer's FA2 and FA3 kernels are compiled for (its ``is_fa3_prefill_head_dim_supported``
@@ -61,6 +62,7 @@ def load_flashinfer(device: torch.device, dtype: torch.dtype) -> FlashInfer:
     # Norms from CUDA sources, which an image can bring along compiled. The default, where the
     # CUTLASS DSL is installed, compiles them in the process that first uses them.
     os.environ.setdefault("FLASHINFER_USE_CUDA_NORM", "1")
+    make_ninja_found()
     try:
         return cast("FlashInfer", importlib.import_module("flashinfer"))
     except ImportError as error:
