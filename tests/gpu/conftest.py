@@ -36,6 +36,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout: read by pytest-timeout, which is not here")
+    if is_required(config):
+        # What warns on a machine of other versions is not what is checked there.
+        config.addinivalue_line("filterwarnings", "default")
 
 
 def is_required(config: pytest.Config) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.shapes import skip_without
 from tests.worker.checkpoints import write_checkpoint
 from tests.worker.engine_checks import MODELS, EngineKind
 
@@ -26,10 +27,8 @@ NAMES: dict[str, dict[str, Any]] = {
 
 def a_kind(name: str) -> EngineKind:
     """An engine on the first GPU; skips what that one cannot run."""
-    major, minor = torch.cuda.get_device_capability()
-    if name == "flashinfer-fa3" and major != 9:
-        pytest.skip("this GPU has no fa3")
-    if name.startswith("fp8") and (major, minor) < (8, 9):
+    skip_without(name)
+    if name.startswith("fp8") and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs a GPU that multiplies e4m3")
     names = EngineNames(device="cuda", **NAMES[name])
     return EngineKind(names.load, names.number_format)

@@ -4,14 +4,15 @@ Results in bfloat16 are held against float64, within what rounding explains if s
 float32. Kernels that are not there yet are compiled first, which takes minutes.
 """
 
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.engines import model_at
 from tests.gpu.marks import FLASHINFER_ON_A_GPU
+from tests.gpu.shapes import KERNELS, SHAPES, skip_without
 from tests.worker.attention_batches import (
     a_pool,
     a_sequence,
@@ -24,7 +25,7 @@ from tests.worker.attention_batches import (
     random_queries,
     random_sequences,
 )
-from tests.worker.checkpoints import DREAM, LLADA, dream_config, llada_config, write_checkpoint
+from tests.worker.engine_checks import MODELS
 from tests.worker.requests import a_pass, a_plan
 from torch import Tensor
 
@@ -42,24 +43,16 @@ pytestmark = FLASHINFER_ON_A_GPU
 
 BFLOAT16 = torch.bfloat16
 UNIT = torch.finfo(BFLOAT16).eps / 2
-SHAPES = {"llada-8b": (32, 32, 128), "dream-7b": (28, 4, 128), "64": (6, 2, 64), "tiny": (4, 2, 16)}
-
-
-@cache
-def kernels() -> list[str]:
-    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    return ["fa2", "fa3"] if is_hopper else ["fa2"]
 
 
 def a_backend(shape: str, kernel: str, total_pages: int = 60) -> tuple[FlashInferAttention, KVPool]:
-    if kernel not in kernels():
-        pytest.skip(f"this GPU has no {kernel}")
+    skip_without(kernel)
     num_heads, num_kv_heads, head_dim = SHAPES[shape]
     pool = a_pool(num_kv_heads, head_dim, total_pages=total_pages, dtype=BFLOAT16, device="cuda")
     return flashinfer_attention(pool, num_heads, kernel), pool
 
 
-@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_sequence_attends_to_itself_and_nothing_else(shape: str, kernel: str) -> None:
     backend, pool = a_backend(shape, kernel)
@@ -80,7 +73,7 @@ def test_every_sequence_attends_to_itself_and_nothing_else(shape: str, kernel: s
         assert torch.equal(pool.layers[1].nan_to_num(9.0), wanted.nan_to_num(9.0))
 
 
-@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("shape", ["llada-8b", "dream-7b"])
 @pytest.mark.parametrize(("num_blocks", "context", "prefill"), [(1, 2048, 0), (24, 1024, 777)])
 def test_long_contexts_and_mixed_batches_stay_within_rounding(
@@ -205,16 +198,6 @@ def test_rotations_agree_with_torch_s_at_any_position(name: str, num_heads: int)
 # Whole models
 
 
-MODELS: dict[str, Any] = {
-    "llada-tiny": LLADA,
-    "dream-tiny": DREAM,
-    "llada-64": llada_config(d_model=128, n_heads=2, n_kv_heads=2, mlp_hidden_size=192),
-    "dream-64": dream_config(
-        hidden_size=192, num_attention_heads=3, num_key_value_heads=1, intermediate_size=128
-    ),
-}
-
-
 def some_logits(engine: Engine) -> list[Tensor]:
     """A prefill and a request without a cache, then a decode on the prefill's pages."""
     random = Random(1)
@@ -234,9 +217,7 @@ def some_logits(engine: Engine) -> list[Tensor]:
 def test_an_engine_is_as_near_to_float32_as_with_torch_in_bfloat16(
     name: str, attention: str, tmp_path: Path
 ) -> None:
-    model = MODELS[name]
-    if isinstance(model, dict):
-        model = write_checkpoint(tmp_path, model)
+    model = model_at(name, tmp_path)
     options: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "total_pages": 40}
     exact = some_logits(load_engine(str(model), total_pages=40))
     plain = some_logits(load_engine(str(model), **options))

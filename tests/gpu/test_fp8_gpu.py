@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.marks import SECONDS
 from tests.worker.checkpoints import dream_config, llada_config, write_checkpoint
 from tests.worker.fp8_kernel_checks import CHECKS, KERNELS, Run, arguments_of, compare, random_rows
 from tests.worker.requests import a_pass, a_plan
@@ -24,7 +25,7 @@ CAN_MULTIPLY = torch.cuda.is_available() and torch.cuda.get_device_capability() 
 
 pytestmark = [
     pytest.mark.skipif(not CAN_MULTIPLY, reason="needs a GPU that multiplies e4m3"),
-    pytest.mark.timeout(900),  # FlashInfer's kernels are compiled on first use
+    pytest.mark.timeout(SECONDS),
     pytest.mark.filterwarnings("default"),  # of FlashInfer's and its compiler's, not ours
 ]
 needs_flashinfer = pytest.mark.skipif(

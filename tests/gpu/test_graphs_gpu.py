@@ -5,16 +5,17 @@ compiled first, which takes minutes.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
+from tests.gpu.engines import model_at
 from tests.gpu.marks import FLASHINFER_ON_A_GPU
+from tests.gpu.shapes import KERNELS, SHAPES, skip_without
 from tests.worker.attention_batches import a_pool
-from tests.worker.checkpoints import DREAM, LLADA, dream_config, llada_config, write_checkpoint
+from tests.worker.engine_checks import MODELS
 from tests.worker.fixed_batches import FixedRows, random_decodes
 from tests.worker.requests import a_decoding, a_pass, a_plan
 from torch import Tensor
@@ -31,29 +32,21 @@ from sangam_worker.plan import Pass
 pytestmark = FLASHINFER_ON_A_GPU
 
 BFLOAT16 = torch.bfloat16
-SHAPES = {"llada-8b": (32, 32, 128), "dream-7b": (28, 4, 128), "64": (6, 2, 64), "tiny": (4, 2, 16)}
 BLOCK = 32
 TOTAL_PAGES = 200
-
-
-@cache
-def kernels() -> list[str]:
-    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-    return ["fa2", "fa3"] if is_hopper else ["fa2"]
 
 
 # Attention alone
 
 
-@pytest.mark.parametrize("kernel", ["fa2", "fa3"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("num_blocks", [1, 8])
 def test_a_captured_attention_follows_every_new_plan(
     num_blocks: int, shape: str, kernel: str
 ) -> None:
     """The kernels of one capture, on other pages, other lengths, and fewer blocks."""
-    if kernel not in kernels():
-        pytest.skip(f"this GPU has no {kernel}")
+    skip_without(kernel)
     torch.manual_seed(0)
     num_heads, num_kv_heads, head_dim = SHAPES[shape]
     pool = a_pool(num_kv_heads, head_dim, total_pages=400, dtype=BFLOAT16, device="cuda")
@@ -141,26 +134,13 @@ def error_of(logits: Tensor, exact: Tensor) -> float:
     return float((logits.float().cpu() - exact).square().mean().sqrt())
 
 
-MODELS: dict[str, Any] = {
-    "llada-tiny": LLADA,
-    "dream-tiny": DREAM,
-    "llada-64": llada_config(d_model=128, n_heads=2, n_kv_heads=2, mlp_hidden_size=192),
-    "dream-64": dream_config(
-        hidden_size=192, num_attention_heads=3, num_key_value_heads=1, intermediate_size=128
-    ),
-}
-
-
 @pytest.mark.parametrize("attention", ["flashinfer-fa2", "flashinfer-fa3"])
 @pytest.mark.parametrize("name", MODELS)
 def test_replays_are_as_near_to_float32_as_eager_passes(
     name: str, attention: str, tmp_path: Path
 ) -> None:
-    if attention.removeprefix("flashinfer-") not in kernels():
-        pytest.skip(f"this GPU has no {attention}")
-    model = MODELS[name]
-    if isinstance(model, dict):
-        model = write_checkpoint(tmp_path, model)
+    skip_without(attention)
+    model = model_at(name, tmp_path)
     engine = an_engine(str(model), block_tokens=8, attention=attention)
     exact = load_engine(str(model), total_pages=TOTAL_PAGES)
     decodes = prefilled(engine, exact, num_blocks=7, block_tokens=8, longest=100)

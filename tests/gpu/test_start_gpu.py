@@ -13,6 +13,7 @@ import structlog
 import torch
 from pydantic import SecretStr
 from structlog.testing import capture_logs
+from tests.gpu.marks import SECONDS
 from tests.worker.test_weights_memory import read_apart, written
 
 from sangam_core.errors import ConfigurationError
@@ -25,7 +26,7 @@ from sangam_worker.warm_up import WarmUps
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(SECONDS),
 ]
 
 DEVICE = torch.device("cuda:0")
