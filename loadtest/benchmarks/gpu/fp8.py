@@ -31,7 +31,7 @@ def time_fp8(
     """A line for each iteration; decodes by graph, prefills eagerly, as a worker runs them.
 
     Args:
-        bf16_lines: the same passes in bf16, as they were measured before.
+        bf16_lines: the same passes in bf16, as far as they were measured before.
     """
     lines: list[dict[str, Any]] = record.setdefault("lines", [])
     known = {_passes_of(line): line["total_ms"] for line in bf16_lines}
@@ -48,14 +48,15 @@ def time_fp8(
             "decode_blocks": iteration.decode_blocks,
             "context_tokens": iteration.context_tokens,
         }
-        bf16 = known.get(_passes_of(line))
-        if bf16 is None or budget.left_seconds <= 0:
-            left_out.append(f"{iteration}" + ("" if bf16 else ", not known in bf16"))
+        if budget.left_seconds <= 0:
+            left_out.append(str(iteration))
             continue
         plan = plan_of(iteration, timed.engine.model_config, total_pages)
         seen = time_pass(timed.engine, plan, num_repeats)
         fp8 = seen.total if iteration.prefill_tokens else seen.device
-        lines.append(line | {"bf16_ms": bf16, "fp8_ms": fp8, "times_faster": bf16 / fp8})
+        bf16 = known.get(_passes_of(line))
+        faster = None if bf16 is None else bf16 / fp8
+        lines.append(line | {"bf16_ms": bf16, "fp8_ms": fp8, "times_faster": faster})
         say(f"         {lines[-1]}")
 
 
@@ -65,9 +66,10 @@ def _passes_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def write_csv(path: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """Write the lines."""
+    """Write the lines of which both are known."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         for line in lines:
-            writer.writerow({key: line[key] for key in COLUMNS})
+            if line["bf16_ms"] is not None:
+                writer.writerow({key: line[key] for key in COLUMNS})

@@ -198,14 +198,20 @@ def _readme_row(title: str, goals: Sequence[Goal], parts: Parts) -> Sequence[str
             floors.append("-")
             verdicts.append("not measured")
         else:
-            values.append(f"{value:.3g}")
+            values.append(f"{value:.3g}" + (f" ({value / floor:.2f}x)" if floor else ""))
             floors.append("" if floor is None else f"{floor:.3g}")
             verdicts.append(_verdict(goal, value, parts))
     unit = goals[0].unit
-    told = f"{' / '.join(values)} {unit}: " + (
-        "met" if {*verdicts} == {"met"} else "; ".join(verdicts)
-    )
-    marks = " / ".join("" if goal.mark is None else f"{goal.mark:.3g}" for goal in goals)
-    wanted = " / ".join(f"{goal.goal:.3g}" for goal in goals)
-    told_floors = f"{' / '.join(floors)} {unit}" if any(floors) else ""
-    return [title, told_floors, f"{marks} {unit}" if marks else "", f"{wanted} {unit}", told]
+    marks = ["" if goal.mark is None else f"{goal.mark:.3g}" for goal in goals]
+    wanted = [f"{goal.goal:.3g}" for goal in goals]
+    told = f"{' / '.join(values)} {unit}: {'; '.join(verdicts)}"
+    if len({*verdicts}) == 1:  # all met, or nothing measured
+        told = f"{' / '.join(values)} {unit}, {verdicts[0]}"
+    if {*values} == {"-"}:
+        told = "not measured"
+    return [title, *(_joined(each, unit) for each in (floors, marks, wanted)), told]
+
+
+def _joined(values: Sequence[str], unit: str) -> str:
+    """Numbers of one unit; nothing where there is none."""
+    return f"{' / '.join(values)} {unit}" if {*values} - {"", "-"} else ""

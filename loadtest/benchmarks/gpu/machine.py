@@ -56,10 +56,10 @@ class DeviceState:
         return said
 
 
-def asked(fields: Sequence[str], program: str = "nvidia-smi") -> str:
+def asked(fields: Sequence[str], program: str = "nvidia-smi", seconds: float = _SECONDS) -> str:
     """What ``nvidia-smi`` says of the first card; empty where it does not."""
     command = [program, "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    done = _said(command)
+    done = _said(command, seconds)
     values = [value.strip() for value in done.split(",")]
     if len(values) != len(fields):
         return ""
@@ -111,11 +111,11 @@ def digest(repository: Path) -> str:
     return sums.hexdigest()[:12]
 
 
-def _said(command: Sequence[str]) -> str:
+def _said(command: Sequence[str], seconds: float = _SECONDS) -> str:
     """What a program says, empty when it fails, hangs or is not there."""
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=_SECONDS, text=True, errors="replace", check=False
+            command, capture_output=True, timeout=seconds, text=True, errors="replace", check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

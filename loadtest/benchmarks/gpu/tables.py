@@ -29,9 +29,20 @@ def tables(results: Mapping[str, Any]) -> str:
         f"## Goals\n\n{goals_table(parts)}{_assumed(parts)}",
         "## README\n\n| one H200, bf16 | floor | mark | goal | measured |\n|---|--:|--:|--:|---|\n"
         + readme_rows(parts),
+        timeline(parts),
         tables_of_parts(parts),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def timeline(parts: Mapping[str, Any]) -> str:
+    """The parts in the order in which they ran, how each ended and how long it took."""
+    rows = [
+        [name, part["status"], _cell(part.get("seconds")), _cell(part.get("device"))]
+        for name, part in parts.items()
+    ]
+    head = ["part", "", "seconds", "device behind it"]
+    return f"## Parts\n\n{markdown(head, rows)}"
 
 
 def machine(results: Mapping[str, Any]) -> str:
@@ -60,8 +71,6 @@ def _of_part(part: Mapping[str, Any]) -> Iterator[str]:
     found = part["found"]
     if part["status"] != "done":
         yield f"**{part['status']}**: {_why(part)}"
-    if "seconds" in part:
-        yield f"{part['seconds']} s" + (f"; then {part['device']}" if "device" in part else "")
     lines = found.get("lines") or found.get("passes")
     if lines and "floor_ms" in lines[0] and "launch" in lines[0] and "total_ms" in lines[0]:
         yield markdown(

@@ -27,7 +27,15 @@ from benchmarks.gpu.serving.command import main
 from benchmarks.gpu.serving.forced_commits import ForcedCommits
 from benchmarks.gpu.serving.open_loop import BlockLost, Driver, Layout
 from benchmarks.gpu.serving.plain_loop import service_seconds
-from benchmarks.gpu.serving.rates import Window, Worker, at_rate, climb, is_growing
+from benchmarks.gpu.serving.rates import (
+    Window,
+    Worker,
+    arrivals,
+    at_rate,
+    climb,
+    is_growing,
+    mixture,
+)
 from benchmarks.iterations import Iteration
 from sangam_core.errors import SangamError
 from sangam_loadtest.traces.request import TraceRequest
@@ -160,6 +168,37 @@ def test_latencies_that_grow_have_no_mean() -> None:
     assert not is_growing([1.0, 10.0])
 
 
+OF_ALL_LENGTHS = [TraceRequest(20, n) for n in random.Random(0).sample(range(1, 1001), 1000)]
+
+
+@pytest.mark.parametrize("rate", [0.75, 2.0, 9.0])
+def test_arrivals_are_as_many_as_the_rate_says_and_of_the_traces_mixture(rate: float) -> None:
+    window = Window(15.0, 48.0, 70.0)
+    due = arrivals(OF_ALL_LENGTHS, rate, window)
+    assert [at for at, _ in due] == sorted(at for at, _ in due)
+    counted = [asked for at, asked in due if 15 <= at <= 48]
+    assert len(counted) == round(33 * rate)
+    mean_output = np.mean([asked.output_tokens for asked in counted])
+    assert mean_output == pytest.approx(500, abs=1000 / len(counted))
+    gaps = np.diff([at for at, _ in due])
+    assert 0.6 < gaps.std() / gaps.mean() < 1.5  # exponential: 1
+
+
+def test_a_mixture_is_in_any_order_and_of_any_size() -> None:
+    random_numbers = np.random.default_rng(0)
+    assert mixture(OF_ALL_LENGTHS, 0, random_numbers) == []
+    outputs = [each.output_tokens for each in mixture(OF_ALL_LENGTHS, 10, random_numbers)]
+    assert outputs != sorted(outputs)
+    assert sorted(n // 100 for n in (output - 1 for output in outputs)) == [*range(10)]
+
+
+def test_a_window_is_shortened_where_several_would_not_fit() -> None:
+    window = Window(15.0, 48.0, 70.0)
+    assert window.fitting(1000.0) == window
+    assert window.fitting(315.0) == Window(11.25, 36.0, 52.5)
+    assert window.fitting(10.0) == Window(7.5, 24.0, 35.0)
+
+
 def climbed(capacity: float, seconds: float = 1e6) -> list[Point]:
     """Points of a server that keeps up below a capacity, each run taking 10 seconds."""
     clock = [0.0]
@@ -210,6 +249,16 @@ def test_service_times_follow_from_blocks_tokens_and_passes() -> None:
     assert fitted.seconds(works) == pytest.approx(exact)
     with pytest.raises(ValueError, match="measure more"):
         ServiceTime.fitted(works[:2], [1.0, 2.0])
+
+
+def test_noise_makes_nothing_that_takes_time_away() -> None:
+    works = [*some_works()]
+    noise = random.Random(0)
+    seconds = [0.0056 * work.num_passes * noise.uniform(0.9, 1.1) for work in works]
+    for count in (5, 8, 40):
+        fitted = ServiceTime.fitted(works[:count], seconds[:count])
+        assert min(fitted.block, fitted.token, fitted.num_pass) >= 0
+        assert fitted.seconds(works) == pytest.approx(seconds, rel=0.5)
 
 
 def test_a_queue_serves_one_at_a_time() -> None:

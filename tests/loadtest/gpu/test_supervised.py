@@ -1,8 +1,12 @@
 """A process that a device takes with it is followed by another one, as long as that gets on."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from benchmarks.gpu.supervised import (
     BAD_OPTIONS,
     GO_ON,
     HAS_COMPLAINTS,
+    TERMINATED,
     supervise,
     supervised,
 )
@@ -119,3 +124,70 @@ def test_without_torch_one_line_says_what_to_name(
         f"torch is not installed for {sys.executable}; name a Python that has it: "
         "make bench-gpu PYTHON=...\n"
     )
+
+
+ENDLESS = """
+import json, signal, subprocess, sys
+from pathlib import Path
+
+def main():
+    code = "import time; time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    parts = {"passes": {"status": "done", "found": {}}, "slow": {"status": "running", "found": {}}}
+    folder = Path(sys.argv[1])
+    (folder / "results.json").write_text(json.dumps({"parts": parts}))
+    (folder / "child.part").write_text(str(child.pid))
+    (folder / "child.part").rename(folder / "child")
+    signal.pause()
+"""
+
+
+def until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+    ends = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def endless(tmp_path: Path, module: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A command under way that would not end, and neither would what it has started."""
+    writing = COMMAND[COMMAND.index("def write_files") :]
+    (tmp_path / f"{module}.py").write_text(ENDLESS + writing)
+    code = "import sys; from pathlib import Path; from benchmarks.gpu.supervised import supervised;"
+    code += f"sys.exit(supervised({module!r}, sys.argv[1:], 300.0, Path(sys.argv[2])))"
+    results = str(tmp_path / "results.json")
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), results], env=os.environ | {"PYTHONPATH": paths}
+    )
+    until((tmp_path / "child").exists)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_sigterm_leaves_a_table_and_nothing_that_runs(
+    tmp_path: Path, endless: "subprocess.Popen[bytes]"
+) -> None:
+    endless.terminate()
+    assert endless.wait(60) == TERMINATED
+    assert (tmp_path / "table.md").read_text() == "passes: done, slow: failed"
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not is_running(child))
+
+
+def test_a_command_ends_with_its_supervisor(
+    tmp_path: Path, endless: "subprocess.Popen[bytes]"
+) -> None:
+    children = Path(f"/proc/{endless.pid}/task/{endless.pid}/children").read_text().split()
+    endless.kill()
+    until(lambda: not any(is_running(int(pid)) for pid in children))
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)

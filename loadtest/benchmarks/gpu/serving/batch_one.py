@@ -40,7 +40,9 @@ class ServiceTime:
 
     @classmethod
     def fitted(cls, works: Sequence[Work], seconds: Sequence[float]) -> "ServiceTime":
-        """Least squares of relative errors.
+        """Least squares of relative errors, of what adds to a request's time.
+
+        What would take from it, as noise may have it in few requests, counts for nothing.
 
         Raises:
             ValueError: fewer than three requests.
@@ -49,7 +51,14 @@ class ServiceTime:
             raise ValueError(f"{len(works)} requests at batch 1 tell no service time; measure more")
         measured = np.array(seconds)
         rows = np.array([_row(work) for work in works]) / measured[:, None]
-        found, *_ = np.linalg.lstsq(rows, np.ones(len(works)), rcond=None)
+        found = np.zeros(rows.shape[1])
+        used = np.arange(rows.shape[1])
+        while len(used):
+            found[:] = 0.0
+            found[used], *_ = np.linalg.lstsq(rows[:, used], np.ones(len(works)), rcond=None)
+            if (found >= 0).all():
+                break
+            used = used[found[used] >= 0]
         error = float(np.abs(rows @ found - 1).mean())
         block, token, num_pass = found.tolist()
         return cls(block, token, num_pass, error)

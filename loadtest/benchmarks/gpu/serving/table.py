@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.serving.figure_8 import BATCHED, ONE, PLAIN
-from benchmarks.gpu.tables import machine, markdown, tables_of_parts
+from benchmarks.gpu.tables import machine, markdown, tables_of_parts, timeline
 
 GOAL_RATIO = 4.0
 """The issue's, at equal mean latency; the paper has about 3."""
@@ -21,6 +21,7 @@ def table(results: Mapping[str, Any]) -> str:
         "Requests a second at equal mean latency; goal: "
         f">= {GOAL_RATIO:g} times batch 1 (the paper: about 3).\n\n" + markdown(head, rows),
         f"A row for the README:\n\n{readme_row(lines)}",
+        timeline(results["parts"]),
         tables_of_parts(results["parts"]),
     ]
     return "\n\n".join(sections) + "\n"
