@@ -11,6 +11,7 @@ from tests.worker.checkpoints import llada_config as a_config
 
 from sangam_core.errors import ConfigurationError
 from sangam_worker.attention.flashinfer_layout import measured_kernel, rows_of, split
+from sangam_worker.graphs.buckets import is_capturable
 from sangam_worker.models.config import read_model_config
 from sangam_worker.models.random_models import random_config
 from sangam_worker.packing import pack
@@ -99,6 +100,7 @@ def test_the_largest_has_as_many_rows_and_logits_as_an_iteration_can_have(
     assert len(largest.passes) <= iteration.num_blocks
     assert len(batch.head_rows) == min(iteration.num_head_rows, 32 * len(largest.passes))
     assert len(batch.head_rows) >= iteration.num_head_rows - 32
+    assert not is_capturable(largest.passes, 32)
     plan = largest.plan
     assert plan.num_decode_tokens + plan.num_prefill_tokens == most
 

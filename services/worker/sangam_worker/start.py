@@ -24,7 +24,7 @@ from sangam_worker.graphs.buckets import buckets_up_to
 from sangam_worker.kernels import compile_missing
 from sangam_worker.memory_budget import MemoryBudget, MemoryNeeds, PoolWish, settle
 from sangam_worker.models.description import ModelConfig
-from sangam_worker.progress import Advance, Reports
+from sangam_worker.progress import SILENT, Advance, Reports
 from sangam_worker.settings import WorkerSettings
 from sangam_worker.sizing import (
     FIXED_BYTES,
@@ -142,6 +142,9 @@ class GpuStart:
         if self._buckets:
             with self._reports.task("graphs captured", len(self._buckets), "sizes") as advance:
                 graphs = engine.capture_graphs(_following(advance))
+            # Capturing gives back whatever torch keeps; no request is to wait until the device has
+            # memory for it again, nor find out that graphs and the largest iteration do not fit.
+            run_all(engine, largest, SILENT)
         activations = peak + rotation_bytes(self._config) + FIXED_BYTES
         return replace(self._budget.needs, activations=activations, graphs=graphs)
 

@@ -113,11 +113,12 @@ class WarmUps:
         """As many rows and logits as an iteration can have; what is in them does not matter.
 
         Decodes have most logits a row; as few as possible give way to prefills, which have most
-        rows a pass.
+        rows a pass. One does in any case: no graph is to carry this, which has memory of its own
+        (and no room for blocks that share their pages).
         """
         own = self._block_length
         prefill_tokens = min(_PREFILL_TOKENS, self._most_tokens)
-        num_prefills = 0
+        num_prefills = 1
         while (
             num_prefills < iteration.num_blocks
             and (iteration.num_blocks - num_prefills) * own + num_prefills * prefill_tokens
