@@ -172,7 +172,7 @@ class Worker:
             stall_seconds=settings.engine_stall_seconds,
             prepare=self._warm_up,
         )
-        self._peers = PeerClient(settings.internal_token.get_secret_value())
+        self._peers = PeerClient(settings.internal_token.get_secret_value(), self.url)
         self.exchange = KVExchange(
             standing=self.standing,
             blocks=self.loop,

@@ -206,7 +206,6 @@ class KVExchange:
             sender_epoch=source.epoch,
             receiver_id=self._standing.worker_id,
             receiver_epoch=self._standing.epoch,
-            receiver_url=self._standing.url,
             model=self._standing.model,
             kv=self._geometry,
             transport=self._transport.name,
@@ -222,10 +221,13 @@ class KVExchange:
 
     # -- sender ---------------------------------------------------------------------------
 
-    async def serve(self, request: TransferRequest) -> TransferAccepted:
+    async def serve(self, request: TransferRequest, receiver_url: str = "") -> TransferAccepted:
         """Begin to send a held block, when there is a place. ``TransferRefused`` if it cannot be.
 
         Until it answers, the receiver has nothing on its device that would wait for this one's.
+
+        Args:
+            receiver_url: where to tell the receiver when this end of the pair goes.
         """
         deadline = time.monotonic() + min(request.timeout_seconds, self._deadline_seconds)
         check_fits(request, self._standing, self._geometry, self._transport.name)
@@ -242,7 +244,7 @@ class KVExchange:
                 if len(pages) != request.num_pages:
                     message = f"the block has {len(pages)} pages, not {request.num_pages}"
                     raise refused("mismatch", message)
-                pair = await self._sender_pair(request)
+                pair = await self._sender_pair(request, receiver_url)
             except BaseException:
                 self._blocks.unpin(request.key)
                 raise
@@ -253,12 +255,12 @@ class KVExchange:
             sender_id=self._standing.worker_id, sender_epoch=self._standing.epoch
         )
 
-    async def _sender_pair(self, request: TransferRequest) -> Pair:
+    async def _sender_pair(self, request: TransferRequest, url: str) -> Pair:
         pair = self._known_pair(request)
         if pair is not None:
             return pair
         assert request.offer is not None
-        key, url = _sender_key(request), request.receiver_url
+        key = _sender_key(request)
         return await self._pairs.open(key, request.communicator, request.offer, url)
 
     def _known_pair(self, request: TransferRequest) -> Pair | None:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
@@ -29,8 +30,8 @@ _BACKLOG = 128
 _PAIRS_EACH_WAY = 64
 """A pair costs a few threads and sockets; one that is not in use goes where more are open."""
 
-_LOOK_SECONDS = 0.002
-"""How often an end that waits for the other looks whether it has come."""
+_LOOK_SECONDS = 0.02
+"""How often an end that waits for the other looks whether it is still wanted."""
 
 _SHORTEST_SECONDS = 0.001
 """gloo takes 0 for no time-out at all."""
@@ -91,14 +92,11 @@ class GlooTransport:
     ) -> KVChannel:
         """Meet the other side in the receiver's store."""
         deadline = time.monotonic() + timeout_seconds
-        rank = _RANKS[side]
-        try:
-            store = PrefixStore(communicator, self._store_at(side, offer, deadline))
-            _meet(store, rank, deadline, given_up or threading.Event())
-            group = _group_of_two(store, rank, self._host, deadline)
-        except RuntimeError as error:
-            raise TransferError(f"gloo did not connect: {_first_line(error)}") from None
-        return GlooChannel(group, peer=1 - rank, pool=self._pool)
+
+        def meet() -> KVChannel:
+            return self._meet(side, communicator, offer, deadline)
+
+        return meet() if given_up is None else _unless_given_up(meet, given_up)
 
     def ailment(self) -> str | None:
         """Whether the store, which every peer meets at, can be opened."""
@@ -112,6 +110,15 @@ class GlooTransport:
         """Give up the store."""
         with self._lock:
             self._store = None
+
+    def _meet(self, side: Side, communicator: str, offer: str, deadline: float) -> KVChannel:
+        rank = _RANKS[side]
+        try:
+            store = PrefixStore(communicator, self._store_at(side, offer, deadline))
+            group = _group_of_two(store, rank, self._host, deadline)
+        except RuntimeError as error:
+            raise TransferError(f"gloo did not connect: {_first_line(error)}") from None
+        return GlooChannel(group, peer=1 - rank, pool=self._pool)
 
     def _store_at(self, side: Side, offer: str, deadline: float) -> TCPStore:
         if side is Side.RECEIVER:
@@ -227,18 +234,23 @@ def _listening_at(host: str) -> socket.socket:
     raise RuntimeError(f"nothing can listen at {host}: {failure}")
 
 
-def _meet(store: Store, rank: int, deadline: float, given_up: threading.Event) -> None:
-    """Wait until the other side is there too: gloo itself would wait to the end, wanted or not.
+def _unless_given_up(meet: Callable[[], KVChannel], given_up: threading.Event) -> KVChannel:
+    """Meet in a thread beside, which cannot be woken: given up, it ends by itself, unheard."""
+    met: Future[KVChannel] = Future()
 
-    Raises:
-        RuntimeError: it did not come in time, or nobody waits for it any more.
-    """
-    store.set(f"here {rank}", "")
-    while not store.check([f"here {1 - rank}"]):
-        if given_up.wait(_LOOK_SECONDS):
-            raise RuntimeError("the channel was aborted")
-        if time.monotonic() > deadline:
-            raise RuntimeError("the other side did not come")
+    def run() -> None:
+        try:
+            met.set_result(meet())
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits
+            met.set_exception(error)
+
+    threading.Thread(target=run, name="kv meet", daemon=True).start()
+    while True:
+        try:
+            return met.result(_LOOK_SECONDS)
+        except TimeoutError:
+            if given_up.is_set():
+                raise TransferError("gloo did not connect: the channel was aborted") from None
 
 
 def _group_of_two(store: Store, rank: int, host: str, deadline: float) -> _Group:

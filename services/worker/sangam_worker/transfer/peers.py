@@ -18,16 +18,23 @@ from sangam_worker.transfer.wire import (
 
 TRANSFERS_PATH = "/internal/v1/transfers"
 CLOSED_PATH = TRANSFERS_PATH + "/closed"
+URL_HEADER = "x-sangam-worker-url"
+"""Who asks. Workers of an older version, which would refuse a field that they do not know, neither
+send nor miss it."""
 
 _TELL_SECONDS = 2.0
 """Longest time for telling a peer what it would find out by itself."""
 
 
 class PeerClient:
-    """One HTTP session towards all other workers."""
+    """One HTTP session towards all other workers.
 
-    def __init__(self, token: str) -> None:
-        self._session = aiohttp.ClientSession(headers={TOKEN_HEADER: token})
+    Args:
+        own_url: where they can speak to this one.
+    """
+
+    def __init__(self, token: str, own_url: str) -> None:
+        self._session = aiohttp.ClientSession(headers={TOKEN_HEADER: token, URL_HEADER: own_url})
 
     async def ask_sender(
         self, url: str, request: TransferRequest, timeout_seconds: float

@@ -20,7 +20,6 @@ class TransferRequest(WireModel):
     Attributes:
         sender_epoch: the life of the sender that holds the block.
         receiver_id, receiver_epoch: who asks; with ``sender_epoch`` they name the pair.
-        receiver_url: where to tell the receiver that the sender has closed its end.
         num_pages: pages that the receiver has reserved.
         communicator: names the pair's channel.
         offer: the transport's, for a channel that is to be made; ``None`` for one that the
@@ -33,7 +32,6 @@ class TransferRequest(WireModel):
     sender_epoch: str
     receiver_id: str
     receiver_epoch: str
-    receiver_url: str = ""
     model: str
     kv: KVGeometry
     transport: str
