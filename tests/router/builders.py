@@ -24,7 +24,7 @@ from sangam_router.public_api.wishes import ServiceLimits, Wishes
 from sangam_router.serving import Listener, listen, stop
 from sangam_router.settings import RouterSettings
 from sangam_router.tokenizer import TextTokenizer
-from sangam_router.worker_client import HttpWorkerClient
+from sangam_router.worker_client import HttpWorkerClient, WorkerClient
 from sangam_worker.small_model.tokens import EOS, MASK, write_tokenizer
 
 MODEL = "sangam-small"
@@ -72,7 +72,7 @@ def worker_client(**changes: Any) -> HttpWorkerClient:
 
 def driver(
     places: MemoryPlaces,
-    client: HttpWorkerClient,
+    client: WorkerClient,
     clock: Callable[[], float] = time.monotonic,
     **limits: Any,
 ) -> Driver:

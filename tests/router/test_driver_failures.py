@@ -202,23 +202,26 @@ async def test_a_prefill_worker_that_dies_holding_kv_loses_the_block() -> None:
 
 
 async def test_a_sender_that_dies_after_the_kv_has_arrived_loses_nothing() -> None:
-    prefill, decode = prefill_and_decode("hello")
+    prefill, decode = prefill_and_decode("word " * 6)
 
     async def die(key: BlockKey) -> None:
         await decoding.wait()
         raise ConnectionBreaks
 
     decoding = asyncio.Event()
-
-    async def note(start: BlockStart, step: int) -> None:
-        if step == 2:
-            decoding.set()
-
-    prefill.before_kv_sent, decode.before_pass = die, note
+    prefill.before_kv_sent = die
     client = Client()
-    async with cluster(prefill, decode) as (driven, _):
-        answer = await driven.run(job(), client.emit)
-    assert client.text == "hello"
+    async with cluster(prefill, decode) as (driven, places):
+
+        async def outlive_the_sender(start: BlockStart, step: int) -> None:
+            if step == 2:
+                decoding.set()
+            elif step == 3:
+                await places.until(lambda: places.seats["p"].load().free_pages == 100)
+
+        decode.before_pass = outlive_the_sender
+        answer = await asyncio.wait_for(driven.run(job(max_tokens=32), client.emit), 5)
+    assert client.text == "word " * 6
     assert answer.timings.num_retries == 0
 
 
