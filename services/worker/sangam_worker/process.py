@@ -73,6 +73,7 @@ class Worker:
         self.settings = settings
         self.metrics = WorkerMetrics()
         self._engine = engine
+        self._kv = KVGeometry.of(engine.kv_pool)
         self._transport = make_transport(engine.kv_pool)
         self._redis = connect(
             settings.redis_url.get_secret_value(),
@@ -140,7 +141,6 @@ class Worker:
     def _put_together(self) -> None:
         settings, engine, metrics = self.settings, self._engine, self.metrics
         pool = engine.kv_pool
-        self._kv = KVGeometry.of(pool)
         self.standing = Standing(
             worker_id=settings.worker_id,
             url=self.url,
