@@ -91,6 +91,15 @@ def test_a_pool_of_what_is_left_must_hold_one_longest_sequence() -> None:
     assert "one sequence of 4,096 tokens" in problem(needs=tight)
 
 
+def test_a_page_that_the_longest_sequence_only_begins_counts() -> None:
+    """Exactly 256 pages are left: 4,096 tokens, and not one more."""
+    memory = DeviceMemory(total_bytes=10 * GB + 256 * POOL.page_bytes, used_bytes=0)
+    needs = MemoryNeeds(weights=6 * GB, activations=4 * GB)
+    assert settle(memory, needs, replace(POOL, longest_tokens=4096), 1.0).total_pages == 256
+    said = problem(memory, needs, replace(POOL, longest_tokens=4097), 1.0)
+    assert "one sequence of 4,097 tokens" in said
+
+
 @given(
     total=st.integers(10**9, 2 * 10**11),
     used=st.integers(0, 10**10),

@@ -175,7 +175,41 @@ def test_origin_commits_each_mask_with_the_schedules_probability() -> None:
     assert len(set(counts)) > 5
 
 
+def test_origin_spreads_a_block_s_commits_evenly_over_its_passes() -> None:
+    """Each pass draws anew: noise of the pass before would leave the later ones too few."""
+    num_seeds, steps, length = 200, 4, 32
+    seen = Counter[int]()
+    for seed in range(num_seeds):
+        masked = tuple(range(length))
+        for step in range(steps):
+            item = a_block_pass(
+                length,
+                rule=UnmaskingRule.ORIGIN,
+                steps=steps,
+                step=step,
+                masked=masked,
+                pages=(),
+                seed=seed,
+                initial_masks=length,
+            )
+            chosen, _ = choose(item, "dream", [0.5] * len(masked), 0.9)
+            seen[step] += len(chosen)
+            masked = tuple(p for i, p in enumerate(masked) if i not in chosen)
+    for step in range(steps):
+        assert abs(seen[step] / (num_seeds * length) - 1 / steps) < 0.02
+
+
 # -- nothing stalls --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 1, 7, 8, 14, 15, 40])
+def test_a_fixed_pass_commits_something_wherever_a_restart_says_that_it_stands(step: int) -> None:
+    """Of 8 masks over 16 passes the schedule gives the passes from the ninth on nothing."""
+    item = a_block_pass(
+        8, rule=UnmaskingRule.FIXED, steps=16, step=step, masked=(2, 7), initial_masks=8
+    )
+    assert choose(item, "llada", [0.1, 0.2], 0.9)[0] in ([1], [0, 1])
+
 
 COMBINATIONS = [("llada", rule) for rule in sorted(LLADA_RULES)] + [
     ("dream", rule) for rule in sorted(DREAM_RULES)

@@ -134,6 +134,36 @@ def test_a_younger_transferred_decode_waits_beyond_its_share_while_a_prefill_wai
     assert names(scheduler.next_plan()) == ["running", "old", "young"]
 
 
+def test_a_transferred_decode_that_fills_its_share_exactly_still_joins() -> None:
+    scheduler = a_scheduler(tau_tokens=32)  # share: 24 tokens, three decodes of 8
+    for number in range(2):
+        assert scheduler.reserve(arriving(f"running{number}"))
+        scheduler.arrived(key(f"running{number}"))
+    ran(scheduler, scheduler.next_plan())
+    scheduler.submit(a_state("prefill", arrival=1.0, prompt_tokens=80))
+    for number in range(2):
+        assert scheduler.reserve(arriving(f"young{number}", arrival=2.0 + number))
+        scheduler.arrived(key(f"young{number}"))
+    assert names(scheduler.next_plan()) == ["running0", "running1", "young0"]
+
+
+def test_a_waiting_prefill_that_takes_the_last_free_pages_goes_before_a_younger_decode() -> None:
+    """The decode alone is over its share: it waits while the idle rule can admit the prefill."""
+    scheduler = a_scheduler(total_pages=2, tau_tokens=8)
+    scheduler.submit(a_state("prefill", arrival=1.0))
+    assert scheduler.reserve(arriving("young", arrival=2.0))
+    scheduler.arrived(key("young"))
+    assert names(scheduler.next_plan()) == ["prefill"]
+
+
+def test_a_waiting_prefill_without_pages_does_not_keep_an_idle_worker_from_a_decode() -> None:
+    scheduler = a_scheduler(total_pages=1, tau_tokens=8)
+    scheduler.submit(a_state("prefill", arrival=1.0))
+    assert scheduler.reserve(arriving("young", arrival=2.0))
+    scheduler.arrived(key("young"))
+    assert names(scheduler.next_plan()) == ["young"]
+
+
 def test_parked_decodes_join_at_once_when_no_prefill_waits() -> None:
     scheduler = a_scheduler(tau_tokens=16)
     for number in range(6):
