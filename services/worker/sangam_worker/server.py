@@ -54,6 +54,8 @@ class HttpServer:
     def __init__(self, app: ASGIApp, sock: socket.socket) -> None:
         config = uvicorn.Config(
             app,
+            # The framing that the guard checks is h11's; httptools reads some of it differently.
+            http="h11",
             log_config=None,
             access_log=False,
             lifespan="off",
