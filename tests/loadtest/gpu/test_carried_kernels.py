@@ -112,3 +112,13 @@ def test_a_kernel_is_compiled_for_an_h200_and_can_be_loaded(tmp_path: Path) -> N
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.integration
+def test_carried_kernels_take_the_arguments_of_a_pass() -> None:
+    archives = [*(REPOSITORY / "wheels").glob("flashinfer-*-cuda13-sm90a-x86_64.tar.xz")]
+    if not archives or not TOOLKIT.exists():
+        pytest.skip("no kernels are compiled here; `make gpu-kernels` does that")
+    done = run_with_flashinfer("tests.loadtest.gpu.called", str(archives[0]), str(TOOLKIT / "lib"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.endswith("as expected\n")
