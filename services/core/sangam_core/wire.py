@@ -221,7 +221,7 @@ class HeldBlock(WireModel):
 
 
 class HeldBlocks(WireModel):
-    """Answer of ``GET /internal/v1/blocks``: what a worker holds, to rebuild reservations from."""
+    """Answer of ``GET /internal/v1/blocks``: what a worker holds, for people and tests."""
 
     worker_id: str
     epoch: str

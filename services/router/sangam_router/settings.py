@@ -1,7 +1,6 @@
 """The router's settings tree: every knob, its unit and its reason. Read once, in ``__main__``.
 
-A group is read as ``SANGAM_GROUP__FIELD``. Nothing here acts; a bad value stops the start with
-one line (``sangam_core.settings``).
+Nothing here acts; a bad value stops the start with one line (``sangam_core.settings``).
 """
 
 import math

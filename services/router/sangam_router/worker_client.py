@@ -1,7 +1,7 @@
 """How the router speaks to workers: start a block, follow its events, drop it.
 
 Turns HTTP failures into ``BlockLost`` and a 409 into a ``Refusal``; decides nothing about what to
-do then (``driver``). ``WorkerClient`` is a seam: tests and the simulator have other ones.
+do then (``driver``). ``WorkerClient`` is a seam: tests have other ones.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """One block on a worker: its ids as they fill, its stage, its pages.
 
-Owned and changed by the scheduler only; ``work_from`` turns the wire's ``BlockStart`` into it.
-No torch, no clock.
+Owned and changed by the scheduler only; ``block_state_from`` turns the wire's ``BlockStart`` into
+it. No torch, no clock.
 """
 
 from collections.abc import Sequence

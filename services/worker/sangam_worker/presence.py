@@ -2,7 +2,7 @@
 
 Also where the ledger's wish for another role, or a drain, is seen. Decides when to announce and
 how to bear Redis being away: the worker keeps serving, tries again, and says so once per change.
-What is in the lease is ``lease``'s decision.
+What is in the lease is ``process``'s decision.
 """
 
 import asyncio

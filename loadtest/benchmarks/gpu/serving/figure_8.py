@@ -1,7 +1,7 @@
 """The parts of ``make bench-gpu-serving``: single requests, the plain loop, rising rates, ratios.
 
 Decides what is served (the trace, its mask buffer, its commits), with which pool, and what the two
-sides are compared at. Called by ``__main__``.
+sides are compared at. Called by ``command``.
 """
 
 from collections.abc import Callable, Iterator, Mapping
