@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from sangam_core.admission import (
     ADMISSION_POLICIES,
     DEFICIT,
-    PREFILL_PRIORITISING_TAU,
     Admission,
     Candidate,
     admit,
+    iteration_budget,
 )
 
 TOKENS = st.integers(0, 600)
@@ -57,7 +57,7 @@ def test_a_queue_that_was_emptied_carries_nothing() -> None:
 
 
 def test_with_nothing_else_to_run_the_head_is_admitted_at_any_size() -> None:
-    assert admit(0, 100, 0, queue(5000, 5000)) == Admission(1, 0, is_idle_rule=True)
+    assert admit(0, 100, 0, queue(5000, 5000)) == Admission(1, 0)
 
 
 def test_the_idle_rule_needs_pages_and_no_decodes() -> None:
@@ -77,8 +77,9 @@ def test_a_head_that_lacks_pages_behind_admitted_ones_keeps_what_they_left() -> 
 
 
 def test_a_very_large_tau_admits_every_prefill_that_has_pages() -> None:
+    """As Orca, vLLM and dLLM-Serve do."""
     candidates = [*queue(4000, 9000, 123), Candidate(1, has_pages=False)]
-    assert admit(0, PREFILL_PRIORITISING_TAU, 4096, candidates).num_admitted == 3
+    assert admit(0, 2**31, 4096, candidates).num_admitted == 3
 
 
 @given(TOKENS, TOKENS, TOKENS, CANDIDATES)
@@ -98,9 +99,8 @@ def test_the_admitted_cost_fits_the_budget(
     admission = admit(carried, tau, decodes, candidates)
     spent = sum(candidate.cost_tokens for candidate in candidates[: admission.num_admitted])
     budget = max(0, carried + tau - decodes)
-    if admission.is_idle_rule:
-        assert (admission.num_admitted, decodes) == (1, 0)
-        assert spent > budget
+    if spent > budget:
+        assert (admission, decodes) == (Admission(1, 0), 0), "only the idle rule goes beyond"
     else:
         assert spent + admission.carried_tokens <= budget
 
@@ -110,11 +110,11 @@ def test_a_head_that_fits_and_has_pages_never_waits(
     carried: int, tau: int, decodes: int, candidates: list[Candidate]
 ) -> None:
     admission = admit(carried, tau, decodes, candidates)
-    if admission.is_idle_rule or admission.num_admitted == len(candidates):
-        return
     spent = sum(candidate.cost_tokens for candidate in candidates[: admission.num_admitted])
-    head = candidates[admission.num_admitted]
     budget = max(0, carried + tau - decodes)
+    if spent > budget or admission.num_admitted == len(candidates):
+        return
+    head = candidates[admission.num_admitted]
     assert not head.has_pages or spent + head.cost_tokens > budget
 
 
@@ -154,7 +154,10 @@ class Run:
         del self.waiting[: admission.num_admitted]
         self.admitted += heads
         self.carried_tokens = admission.carried_tokens
-        within = 0 if admission.is_idle_rule else sum(heads)
+        is_idle_rule = sum(heads) > iteration_budget(
+            before, self.tau_tokens, iteration.decode_tokens
+        )
+        within = 0 if is_idle_rule else sum(heads)
         self.periods[-1].append((within, iteration.decode_tokens, before))
         if not self.waiting:
             self.periods.append([])

@@ -4,24 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sangam_core.answer import Completion, completion, first_settled_eos
+from sangam_core.answer import Completion, completion
 
 MASK, EOS, OTHER_EOS, WORD = 9, 2, 3, 5
 ENDS = (EOS, OTHER_EOS)
 SEQUENCES = st.lists(st.sampled_from([MASK, EOS, OTHER_EOS, WORD]), min_size=1, max_size=12)
-
-
-@given(SEQUENCES, st.data())
-def test_an_eos_is_settled_when_no_mask_stands_before_it(
-    ids: list[int], data: st.DataObject
-) -> None:
-    start = data.draw(st.integers(0, len(ids)))
-    settled = [
-        position
-        for position in range(start, len(ids))
-        if ids[position] in ENDS and MASK not in ids[start:position]
-    ]
-    assert first_settled_eos(ids, start, MASK, ENDS) == (settled[0] if settled else None)
 
 
 @given(SEQUENCES, st.data())
@@ -31,8 +18,10 @@ def test_an_answer_is_complete_exactly_when_its_block_holds_a_settled_eos(
     start = data.draw(st.integers(0, len(ids)))
     stop = data.draw(st.integers(start, len(ids)))
     done = completion(ids, range(start, stop), MASK, ENDS)
-    settled = first_settled_eos(ids[:stop], start, MASK, ENDS) is not None
-    if settled:
+    is_settled = any(
+        ids[position] in ENDS and MASK not in ids[start:position] for position in range(start, stop)
+    )
+    if is_settled:
         assert done is Completion.ANSWER
     elif MASK in ids[start:stop]:
         assert done is Completion.NOTHING
@@ -62,4 +51,3 @@ def test_an_eos_in_the_prompt_or_behind_the_block_ends_nothing() -> None:
 def test_an_ignored_eos_is_a_word_like_any_other() -> None:
     assert completion([EOS, MASK], range(2), MASK, ()) is Completion.NOTHING
     assert completion([EOS, EOS], range(2), MASK, ()) is Completion.BLOCK
-    assert first_settled_eos([EOS], 0, MASK, ()) is None

@@ -22,7 +22,6 @@ from sangam_worker.kv_pool import KVPool
 
 _TIMEOUT_SECONDS = 30.0
 _NUM_REPEATS = 5
-_BESIDE_SECONDS = 2.0
 
 Copy = Callable[[Sequence[int], Sequence[int]], int]
 """Copies pages of every layer onto as many others, and returns bytes; they are there then."""

@@ -16,7 +16,6 @@ from sangam_loadtest.report.runs import Run
 from sangam_loadtest.report.summary_table import summary_table
 
 PAGE_NAME = "report.html"
-FORMATS = ("png", "svg", "pdf")
 _Drawing = Callable[[Path], Drawn]
 
 

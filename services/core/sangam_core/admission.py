@@ -8,9 +8,6 @@ knows nothing of pages beyond a yes or no per candidate.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-PREFILL_PRIORITISING_TAU = 2**31
-"""A tau this large admits every waiting prefill: the policy of Orca, vLLM and dLLM-Serve."""
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -29,7 +26,6 @@ class Admission:
 
     num_admitted: int
     carried_tokens: int
-    is_idle_rule: bool = False
 
 
 def iteration_budget(carried_tokens: int, tau_tokens: int, decode_tokens: int) -> int:
@@ -72,7 +68,7 @@ def admit(
         return Admission(num_admitted, 0)
     head = candidates[num_admitted]
     if num_admitted == 0 and decode_tokens == 0 and head.has_pages:
-        return Admission(1, 0, is_idle_rule=True)
+        return Admission(1, 0)
     if not head.has_pages and head.cost_tokens <= budget:
         budget = min(budget, carried_tokens)
     return Admission(num_admitted, budget)

@@ -1,7 +1,7 @@
 """When a block and an answer are complete, read off the token ids alone.
 
-The same functions serve the worker's scheduler (after each pass), the router's driver (what a
-client is told) and the simulator. Stop strings are the router's business: they need text.
+The scheduler, a worker's or the simulator's, asks after each pass; events carry the answer to the
+router. Stop strings are the router's business: they need text.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,23 +14,6 @@ class Completion(StrEnum):
     NOTHING = "nothing"
     BLOCK = "block"
     ANSWER = "answer"
-
-
-def first_settled_eos(
-    ids: Sequence[int], start: int, mask_id: int, eos_ids: Collection[int]
-) -> int | None:
-    """Position of the first EOS from ``start`` on that has no mask before it, or ``None``.
-
-    Args:
-        ids: the whole sequence.
-        start: where the answer (or the current block, earlier ones being complete) begins.
-    """
-    for position in range(start, len(ids)):
-        if ids[position] == mask_id:
-            return None
-        if ids[position] in eos_ids:
-            return position
-    return None
 
 
 def completion(

@@ -10,14 +10,8 @@ from hashlib import blake2b
 _NUM_BYTES = 8
 
 
-def tie_break(*ids: str) -> int:
-    """A 64-bit number that depends on the ids and nothing else (no PYTHONHASHSEED)."""
-    digest = blake2b("\x00".join(ids).encode(), digest_size=_NUM_BYTES).digest()
-    return int.from_bytes(digest, "big")
-
-
 def tie_breaker(request_id: str) -> Callable[[str], bytes]:
-    """``tie_break(request_id, ...)`` for many other ids: the number's bytes, big end first.
+    """What orders other ids for a request: bytes that depend on the two ids and nothing else.
 
     Hashes what they share once; a large idle fleet ties as a whole.
     """

@@ -63,11 +63,6 @@ class TextTokenizer:
             )
         return cls(tokenizer, _chat_template(folder, settings))
 
-    @property
-    def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._chat_template is not None
-
     async def encode(self, text: str) -> list[int]:
         """Ids of a completion prompt. Special tokens written in it are taken as such.
 

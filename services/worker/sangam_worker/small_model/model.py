@@ -21,7 +21,7 @@ KvCache = list[tuple[Tensor, Tensor]]
 class Shape:
     """Sizes of the network; ``export`` writes them under LLaDA's config keys."""
 
-    vocab: int = 288
+    vocab: int = 288  # rows of the embedding; the ids from 262 on are never used
     width: int = 128
     layers: int = 5
     heads: int = 2

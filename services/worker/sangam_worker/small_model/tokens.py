@@ -23,7 +23,6 @@ SPECIAL = {
     "<|mdm_mask|>": 261,
 }
 BOS, EOS, START_HEADER, END_HEADER, EOT, MASK = SPECIAL.values()
-VOCAB = 288  # rows of the embedding; the ids from 262 on are never used
 
 CHAT_TEMPLATE = (
     "{% set loop_messages = messages %}"
