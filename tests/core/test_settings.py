@@ -8,22 +8,11 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import NoDecode
 
 from sangam_core.errors import ConfigurationError
-from sangam_core.settings import ServiceSettings, SettingsGroup, read_settings, variables
-
-
-class RedisSettings(SettingsGroup):
-    """A group."""
-
-    url: str = "redis://localhost:6379"
-    """Where Redis is."""
-    timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
-    """Longest wait for an answer."""
-    replicas: tuple[str, ...] = ()
-    """Other addresses."""
+from sangam_core.settings import ServiceSettings, read_settings, variables
 
 
 class ExampleSettings(ServiceSettings):
-    """A service's tree."""
+    """A service's settings."""
 
     port: Annotated[int, Field(ge=1, le=65535)]
     """Port."""
@@ -37,8 +26,8 @@ class ExampleSettings(ServiceSettings):
     """Keys."""
     words: Annotated[tuple[str, ...], NoDecode] = ()
     """Read by the service itself, not as JSON."""
-    redis: RedisSettings = RedisSettings()
-    """Redis."""
+    timeout_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """Longest wait for an answer."""
 
     @field_validator("words", mode="before")
     @classmethod
@@ -69,30 +58,27 @@ def error_of(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
     return message
 
 
-def test_variables_fill_the_tree_and_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_fill_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANGAM_PORT", "8000")
     monkeypatch.setenv("sangam_role", "decode")
     monkeypatch.setenv("SANGAM_API_KEYS", '["a", "b"]')
-    monkeypatch.setenv("SANGAM_REDIS__TIMEOUT_SECONDS", "1.5")
-    monkeypatch.setenv("SANGAM_REDIS__REPLICAS", '["redis://b"]')
+    monkeypatch.setenv("SANGAM_TIMEOUT_SECONDS", "1.5")
     read = read_settings(ExampleSettings)
     assert (read.port, read.role, read.api_keys) == (8000, "decode", ("a", "b"))
-    assert read.redis == RedisSettings(timeout_seconds=1.5, replicas=("redis://b",))
+    assert read.timeout_seconds == 1.5
 
 
 def test_variables_of_other_programs_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "1")
-    monkeypatch.setenv("REDIS__URL", "elsewhere")
+    monkeypatch.setenv("TIMEOUT_SECONDS", "9")
     monkeypatch.setenv("SANGAM_PORT", "8000")
     assert read_settings(ExampleSettings).port == 8000
 
 
-def test_a_tree_is_frozen_and_so_are_its_groups() -> None:
+def test_settings_are_frozen() -> None:
     made = ExampleSettings(port=1)
     with pytest.raises(ValidationError, match="frozen"):
         made.port = 2  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="frozen"):
-        made.redis.url = "elsewhere"  # type: ignore[misc]
 
 
 def test_a_missing_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,13 +104,13 @@ def test_an_address_from_kubernetes_is_told_for_what_it_is(
     assert message.endswith("(got 'tcp://10.0.0.7:8000')")
 
 
-def test_a_bad_value_in_a_group_is_named_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS__TIMEOUT_SECONDS="-1")
-    assert message == ("SANGAM_REDIS__TIMEOUT_SECONDS: Input should be greater than 0 (got '-1')")
+def test_a_bad_number_is_told_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_TIMEOUT_SECONDS="-1")
+    assert message == "SANGAM_TIMEOUT_SECONDS: Input should be greater than 0 (got '-1')"
 
 
 def test_every_bad_variable_is_on_the_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = error_of(monkeypatch, SANGAM_PORT="0", SANGAM_ROLE="oracle", SANGAM_REDIS__URL="x")
+    message = error_of(monkeypatch, SANGAM_PORT="0", SANGAM_ROLE="oracle")
     assert [problem.split(":")[0] for problem in message.split("; ")] == [
         "SANGAM_PORT",
         "SANGAM_ROLE",
@@ -136,12 +122,9 @@ def test_a_bad_item_of_a_list_is_named_with_its_place(monkeypatch: pytest.Monkey
     assert message.startswith("SANGAM_API_KEYS[1]: ")
 
 
-@pytest.mark.parametrize("name", ["SANGAM_API_KEYS", "SANGAM_REDIS__REPLICAS"])
-def test_a_list_that_is_not_json_is_named_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    message = error_of(monkeypatch, SANGAM_PORT="1", **{name: "a,b"})
-    assert message.startswith(f'{name}: must be JSON, such as ["a", "b"]')
+def test_a_list_that_is_not_json_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_API_KEYS="a,b")
+    assert message.startswith('SANGAM_API_KEYS: must be JSON, such as ["a", "b"]')
 
 
 def test_a_list_that_the_service_splits_itself_need_not_be_json(
@@ -151,16 +134,6 @@ def test_a_list_that_the_service_splits_itself_need_not_be_json(
     assert "SANGAM_WORDS" not in message
     monkeypatch.delenv("SANGAM_API_KEYS")
     assert read_settings(ExampleSettings).words == ("a", "b")
-
-
-def test_a_group_that_is_not_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS="redis://b")
-    assert message.startswith("SANGAM_REDIS: must be JSON, or set its fields")
-
-
-def test_a_misspelt_variable_of_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = error_of(monkeypatch, SANGAM_PORT="1", SANGAM_REDIS__TIMEOUT="3")
-    assert message == "SANGAM_REDIS__TIMEOUT: there is no such setting"
 
 
 def test_a_misspelt_argument_is_refused() -> None:
@@ -183,7 +156,7 @@ def test_a_secret_is_not_shown_beside_a_missing_variable(monkeypatch: pytest.Mon
     assert "sesame" not in error_of(monkeypatch, SANGAM_TOKEN="sesame-12")
 
 
-def test_the_variables_of_a_tree_are_listed_with_groups_flattened() -> None:
+def test_the_variables_are_listed_in_the_order_of_declaration() -> None:
     listed = {variable.name: variable.field for variable in variables(ExampleSettings)}
     assert list(listed) == [
         "SANGAM_PORT",
@@ -192,8 +165,6 @@ def test_the_variables_of_a_tree_are_listed_with_groups_flattened() -> None:
         "SANGAM_TOKEN",
         "SANGAM_API_KEYS",
         "SANGAM_WORDS",
-        "SANGAM_REDIS__URL",
-        "SANGAM_REDIS__TIMEOUT_SECONDS",
-        "SANGAM_REDIS__REPLICAS",
+        "SANGAM_TIMEOUT_SECONDS",
     ]
-    assert listed["SANGAM_REDIS__URL"].description == "Where Redis is."
+    assert listed["SANGAM_PORT"].description == "Port."

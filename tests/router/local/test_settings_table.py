@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field, SecretStr
 
 from sangam_core.errors import ConfigurationError
-from sangam_core.settings import ServiceSettings, SettingsGroup
+from sangam_core.settings import ServiceSettings
 from sangam_router.local.settings_table import main, settings_class, settings_table, with_table
 
 
@@ -19,16 +19,8 @@ class Colour(StrEnum):
     RED = "red"
 
 
-class Limits(SettingsGroup):
-    """A group."""
-
-    num_bytes: int = 10
-    """Bytes,
-    over two lines."""
-
-
 class Example(ServiceSettings):
-    """A tree with every kind of default."""
+    """A class with every kind of default."""
 
     port: int
     """Port, ``0`` for any."""
@@ -46,12 +38,13 @@ class Example(ServiceSettings):
     """Address."""
     name: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: "random")
     """Name."""
-    limits: Limits = Limits()
-    """Limits."""
+    num_bytes: int = 10
+    """Bytes,
+    over two lines."""
 
 
 class Silent(ServiceSettings):
-    """A tree with a field that says nothing."""
+    """A class with a field that says nothing."""
 
     port: int = 1
 
@@ -66,7 +59,7 @@ ROWS = [
     "| `SANGAM_TOKEN` |  | Token. |",
     "| `SANGAM_URL` | `redis://here` | Address. |",
     "| `SANGAM_NAME` | made up | Name. |",
-    "| `SANGAM_LIMITS__NUM_BYTES` | `10` | Bytes, over two lines. |",
+    "| `SANGAM_NUM_BYTES` | `10` | Bytes, over two lines. |",
 ]
 
 
