@@ -24,7 +24,7 @@ READ_ELSEWHERE = frozenset(
         "SANGAM_CLUSTER_HOME",  # tests of the chart and on clusters
         "SANGAM_CLUSTER_NAME",
         "SANGAM_REDIS_SERVER",  # the Redis that `sangam up` starts
-        "SANGAM_SHARED",  # tests: golden cases, profiles, a cluster
+        "SANGAM_SHARED",  # tests: golden cases, traces, a cluster
     }
 )
 """Variables that are documented and no service's settings."""

@@ -1,11 +1,8 @@
 """Measurements for tests: made from a table, so that a fit can be held against it, or real ones."""
 
 import csv
-import os
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from sangam_loadtest.costs.batch import PassBatch
 from sangam_loadtest.costs.comparisons import Predictor
@@ -29,23 +26,18 @@ from sangam_loadtest.costs.operators import BF16, FP8
 from sangam_loadtest.costs.table import Table, read_table
 
 REPOSITORY = Path(__file__).parents[3]
-PROFILES = Path(os.environ.get("SANGAM_SHARED", REPOSITORY.parent / "shared")) / "profiles"
-
-
-def profiles() -> Path:
-    """The folder of the H200's profile; the test is skipped where there is none."""
-    if not (PROFILES / "h200-passes.csv").is_file():
-        pytest.skip(f"no measured profile: {PROFILES} has no h200-passes.csv (set SANGAM_SHARED)")
-    return PROFILES
+PROFILES = Path(__file__).parent / "profiles"
+"""The H200's profile; its README says how it was measured."""
 
 
 def h200() -> Measurements:
     """All of the H200's profile that a fit takes."""
-    folder = profiles()
-    quantized = [row for row in read_fp8_passes(folder / "h200-fp8.csv") if row.quantization == FP8]
+    quantized = [
+        row for row in read_fp8_passes(PROFILES / "h200-fp8.csv") if row.quantization == FP8
+    ]
     return Measurements(
-        (*read_passes(folder / "h200-passes.csv"), *quantized),
-        read_products(folder / "h200-gemms.csv"),
+        (*read_passes(PROFILES / "h200-passes.csv"), *quantized),
+        read_products(PROFILES / "h200-gemms.csv"),
     )
 
 

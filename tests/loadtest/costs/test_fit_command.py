@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from tests.loadtest.costs.measured import (
+    PROFILES,
     a_batch,
     processor_table,
-    profiles,
     worker_passes,
     write_passes,
 )
@@ -38,7 +38,7 @@ def test_a_benchmarks_csv_becomes_a_table_that_predicts_it(tmp_path: Path) -> No
 
 
 def test_a_profile_of_kernels_is_fitted_with_its_products(tmp_path: Path) -> None:
-    folder, output = profiles(), tmp_path / "h200.toml"
+    folder, output = PROFILES, tmp_path / "h200.toml"
     result = called(
         *(str(folder / "h200-passes.csv"), "--gpu", "h200", "--output", str(output)),
         *("--products", str(folder / "h200-gemms.csv"), "--fp8", str(folder / "h200-fp8.csv")),

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cache
 
 import pytest
-from tests.loadtest.costs.measured import h200, profiles
+from tests.loadtest.costs.measured import PROFILES, h200
 
 from sangam_loadtest.costs.accuracy import OperatorErrors, errors_by_operator, held_out, in_sample
 from sangam_loadtest.costs.comparisons import Predictor, all_comparisons
@@ -74,7 +74,7 @@ def test_lines_left_out_of_the_fit_are_predicted_within_10_and_25_per_cent(opera
 
 
 def test_bf16_passes_of_another_run_are_predicted() -> None:
-    rows = read_fp8_passes(profiles() / "h200-fp8.csv")
+    rows = read_fp8_passes(PROFILES / "h200-fp8.csv")
     others = Measurements(tuple(row for row in rows if row.quantization == "bf16"))
     (errors,) = errors_by_operator(in_sample(others, fitted()))
     assert errors.num_lines == 18
