@@ -18,7 +18,7 @@ from sangam_core.geometry import Geometry
 from sangam_router.driver import Driver, DriverLimits
 from sangam_router.job import Job
 from sangam_router.metrics import RouterMetrics
-from sangam_router.model_files import read_model_info
+from sangam_router.model_files import read_model_tokens
 from sangam_router.public_api.app import PublicParts, public_app
 from sangam_router.public_api.wishes import ServiceLimits, Wishes
 from sangam_router.serving import Listener, listen, stop
@@ -105,7 +105,7 @@ async def served(model_folder: Path, places: MemoryPlaces, **changes: Any) -> As
     """The public API on a real socket, over places and stub workers."""
     settings = router_settings(**changes)
     metrics = RouterMetrics()
-    info, tokenizer = read_model_info(model_folder), TextTokenizer.read(model_folder)
+    info, tokenizer = read_model_tokens(model_folder), TextTokenizer.read(model_folder)
     async with worker_client() as client:
         parts = PublicParts(
             settings=settings,

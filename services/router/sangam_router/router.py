@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from sangam_core.model_config import ModelTokens
 from sangam_core.placements import counts_blocks
 from sangam_router.driver import Driver, DriverLimits
 from sangam_router.fleet import FleetView
@@ -24,7 +25,7 @@ from sangam_router.ledger.placing import Placer
 from sangam_router.ledger.scripts import Client
 from sangam_router.ledger_places import LedgerPlaces
 from sangam_router.metrics import RouterMetrics
-from sangam_router.model_files import ModelInfo, model_folder, read_model_info
+from sangam_router.model_files import model_folder, read_model_tokens
 from sangam_router.public_api.app import PublicParts, public_app
 from sangam_router.public_api.wishes import ServiceLimits, Wishes
 from sangam_router.serving import Listener, listen, stop, stop_on_signals
@@ -39,14 +40,14 @@ _log = structlog.get_logger(__name__)
 class Model:
     """What is served, as far as the router reads it."""
 
-    info: ModelInfo
+    tokens: ModelTokens
     tokenizer: TextTokenizer
 
     @classmethod
     def read(cls, settings: RouterSettings) -> "Model":
         """Read config and tokenizer. ``ConfigurationError`` names what is wrong."""
         folder = model_folder(settings.model)
-        return cls(read_model_info(folder), TextTokenizer.read(folder))
+        return cls(read_model_tokens(folder), TextTokenizer.read(folder))
 
 
 async def serve(settings: RouterSettings, model: Model) -> None:
@@ -121,7 +122,7 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
                     public=PublicParts(
                         settings=settings,
                         tokenizer=model.tokenizer,
-                        wishes=Wishes(model.info, _service_limits(settings), fleet),
+                        wishes=Wishes(model.tokens, _service_limits(settings), fleet),
                         driver=driver,
                         metrics=metrics,
                     ),
@@ -193,7 +194,7 @@ def _driver(
     return Driver(
         places=places,
         workers=client,
-        mask_id=model.info.mask_id,
+        mask_id=model.tokens.mask_id,
         decode=model.tokenizer.decode,
         limits=_driver_limits(settings),
         metrics=metrics,

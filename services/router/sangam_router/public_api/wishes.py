@@ -13,10 +13,10 @@ from typing import Protocol
 from sangam_core.decoding import Decoding, EosRule
 from sangam_core.errors import InvalidRequest
 from sangam_core.geometry import Geometry
+from sangam_core.model_config import ModelTokens
 from sangam_core.rules import check_decoding, decodes_in_blocks, keeps_kv
 from sangam_router.fleet import FleetLimits
 from sangam_router.job import Job
-from sangam_router.model_files import ModelInfo
 from sangam_router.public_api.schemas import GenerationBody, read_stops
 from sangam_router.public_api.unmasking import check_filters, wanted_unmasking
 
@@ -53,8 +53,8 @@ class Wishes:
         fleet: the workers as of now.
     """
 
-    def __init__(self, info: ModelInfo, limits: ServiceLimits, fleet: KnowsFleet) -> None:
-        self._info = info
+    def __init__(self, model: ModelTokens, limits: ServiceLimits, fleet: KnowsFleet) -> None:
+        self._model = model
         self._limits = limits
         self._fleet = fleet
 
@@ -115,21 +115,21 @@ class Wishes:
 
     def max_sequence_tokens(self) -> int:
         """Limit on prompt + L, by the model and by the fleet; without KV it may be higher."""
-        own, fleet = self._info.max_sequence_tokens, self._fleet.limits()
+        own, fleet = self._model.max_sequence_tokens, self._fleet.limits()
         return own if fleet is None else min(own, fleet.max_sequence_tokens)
 
     def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
         if not prompt:
             raise InvalidRequest(f"{param} must not be empty", param=param, code="invalid_value")
-        if min(prompt) < 0 or max(prompt) >= self._info.vocab_size:
+        if min(prompt) < 0 or max(prompt) >= self._model.vocab_size:
             raise InvalidRequest(
-                f"{param}: token ids must be in 0..{self._info.vocab_size - 1}",
+                f"{param}: token ids must be in 0..{self._model.vocab_size - 1}",
                 param=param,
                 code="invalid_value",
             )
-        if self._info.mask_id in prompt:
+        if self._model.mask_id in prompt:
             raise InvalidRequest(
-                f"{param} holds the mask token (id {self._info.mask_id}), as only answers may",
+                f"{param} holds the mask token (id {self._model.mask_id}), as only answers may",
                 param=param,
                 code="mask_in_prompt",
             )
@@ -165,17 +165,17 @@ class Wishes:
                 code="invalid_value",
             )
         wanted = min(max_tokens or self._limits.default_max_tokens, buffer)
-        if not decodes_in_blocks(self._info.family, decoding.cache):
+        if not decodes_in_blocks(self._model.family, decoding.cache):
             block = buffer
         return wanted, Geometry(num_prompt, buffer // block, block)
 
     def _bound_by(self, room: int) -> str:
-        own = self._info.max_sequence_tokens
+        own = self._model.max_sequence_tokens
         return "the model takes" if room >= own else f"this server's workers take (the model {own})"
 
     def _room_tokens(self, decoding: Decoding) -> int:
         """Tokens that prompt + L may have, by the model and by the fleet."""
-        own, limits = self._info.max_sequence_tokens, self._fleet.limits()
+        own, limits = self._model.max_sequence_tokens, self._fleet.limits()
         if limits is None:
             return own
         if keeps_kv(decoding.cache):
@@ -196,11 +196,11 @@ class Wishes:
             temperature=body.temperature or 0.0,
             top_p=1.0 if body.top_p is None else body.top_p,
             top_k=max(0, body.top_k or 0),
-            eos_ids=self._info.eos_ids,
+            eos_ids=self._model.eos_ids,
             eos_rule=EosRule.IGNORE if body.ignore_eos else EosRule.END,
         )
-        check_decoding(self._info.family, decoding)
-        check_filters(self._info.family, decoding, has_temperature=body.temperature is not None)
+        check_decoding(self._model.family, decoding)
+        check_filters(self._model.family, decoding, has_temperature=body.temperature is not None)
         return decoding
 
 

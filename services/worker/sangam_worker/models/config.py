@@ -5,16 +5,15 @@
 the ``random:`` shapes. ``weights`` reads the tensors.
 """
 
-import json
 import re
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from sangam_core.errors import ConfigurationError
+from sangam_core.model_config import ConfigFields, model_tokens
 from sangam_worker.models import dream, llada
-from sangam_worker.models.description import ConfigFields, ModelConfig
+from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
 
 __all__ = ["SMALL_MODEL", "ModelConfig", "model_config", "read_model_config", "resolve_model"]
@@ -82,27 +81,12 @@ def read_model_config(path: Path | str, name: str | None = None) -> ModelConfig:
     """
     folder = Path(path)
     file = folder / "config.json"
-    fields = ConfigFields(_read_json(file), str(file))
-    name = folder.resolve().name if name is None else name
-    architectures = fields.get("architectures", [])
-    declared = architectures if architectures else [fields.get("model_type", "none")]
-    if declared in ([llada.ARCHITECTURE], [llada.MODEL_TYPE]):
-        return llada.read_config(fields, name)
-    if declared in ([dream.ARCHITECTURE], [dream.MODEL_TYPE]):
-        return dream.read_config(fields, name)
-    raise fields.error(
-        f"architectures {declared!r} is not supported, only "
-        f"[{llada.ARCHITECTURE!r}] and [{dream.ARCHITECTURE!r}]"
-    )
-
-
-def _read_json(file: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        fields = ConfigFields.parse(file.read_bytes(), str(file))
     except FileNotFoundError:
         raise ConfigurationError(f"{file}: there is no such file") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigurationError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(raw, dict):
-        raise ConfigurationError(f"{file}: must hold a JSON object")
-    return raw
+    tokens = model_tokens(fields)
+    read_config = {"llada": llada.read_config, "dream": dream.read_config}[tokens.family]
+    return read_config(fields, tokens, folder.resolve().name if name is None else name)

@@ -3,11 +3,9 @@
 Facts: ``dllm-semantics`` section a. Called by ``config`` and ``weights``. No torch.
 """
 
-from sangam_worker.models.description import ConfigFields, ModelConfig
+from sangam_core.model_config import ConfigFields, ModelTokens
+from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.tensor_names import TensorNames
-
-ARCHITECTURE = "DreamModel"
-MODEL_TYPE = "Dream"
 
 _LAYER = "model.layers.{layer}."
 TENSOR_NAMES = TensorNames(
@@ -26,7 +24,7 @@ TENSOR_NAMES = TensorNames(
 )
 
 
-def read_config(fields: ConfigFields, name: str) -> ModelConfig:
+def read_config(fields: ConfigFields, tokens: ModelTokens, name: str) -> ModelConfig:
     """Read Dream's keys.
 
     Raises:
@@ -46,20 +44,19 @@ def read_config(fields: ConfigFields, name: str) -> ModelConfig:
             f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads "
             f"{num_kv_heads}"
         )
-    vocab_size = fields.integer("vocab_size")
     return ModelConfig(
-        family="dream",
+        family=tokens.family,
         name=name,
-        mask_id=fields.token_id("mask_token_id", vocab_size),
-        eos_ids=fields.token_ids("eos_token_id", vocab_size),
-        vocab_size=vocab_size,
+        mask_id=tokens.mask_id,
+        eos_ids=tokens.eos_ids,
+        vocab_size=tokens.vocab_size,
         num_layers=fields.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=fields.integer("head_dim", hidden_size // num_heads),
         hidden_size=hidden_size,
         mlp_size=fields.integer("intermediate_size"),
-        max_sequence_tokens=fields.integer("max_position_embeddings"),
+        max_sequence_tokens=tokens.max_sequence_tokens,
         rope_theta=fields.rope_theta(10000.0),
         norm_eps=fields.positive("rms_norm_eps", 1e-6),
         is_rope_in_float32=False,

@@ -4,11 +4,9 @@ Facts: ``dllm-semantics`` section a. Refuses what the published code can do but 
 LLaDA uses. Called by ``config`` and ``weights``. No torch.
 """
 
-from sangam_worker.models.description import ConfigFields, ModelConfig
+from sangam_core.model_config import ConfigFields, ModelTokens
+from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.tensor_names import TensorNames
-
-ARCHITECTURE = "LLaDAModelLM"
-MODEL_TYPE = "llada"
 
 _LAYER = "model.transformer.blocks.{layer}."
 TENSOR_NAMES = TensorNames(
@@ -28,7 +26,7 @@ TENSOR_NAMES = TensorNames(
 )
 
 
-def read_config(fields: ConfigFields, name: str) -> ModelConfig:
+def read_config(fields: ConfigFields, tokens: ModelTokens, name: str) -> ModelConfig:
     """Read LLaDA's keys.
 
     Raises:
@@ -43,20 +41,19 @@ def read_config(fields: ConfigFields, name: str) -> ModelConfig:
     num_kv_heads = fields.integer("n_kv_heads", 1 if is_multi_query else num_heads)
     if num_heads % num_kv_heads:
         raise fields.error(f"n_heads {num_heads} is not a multiple of n_kv_heads {num_kv_heads}")
-    vocab_size = fields.integer("embedding_size", fields.integer("vocab_size"))
     return ModelConfig(
-        family="llada",
+        family=tokens.family,
         name=name,
-        mask_id=fields.token_id("mask_token_id", vocab_size),
-        eos_ids=fields.token_ids("eos_token_id", vocab_size),
-        vocab_size=vocab_size,
+        mask_id=tokens.mask_id,
+        eos_ids=tokens.eos_ids,
+        vocab_size=tokens.vocab_size,
         num_layers=fields.integer("n_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=hidden_size // num_heads,
         hidden_size=hidden_size,
         mlp_size=fields.integer("mlp_hidden_size", hidden_size * fields.integer("mlp_ratio", 4)),
-        max_sequence_tokens=fields.integer("max_sequence_length"),
+        max_sequence_tokens=tokens.max_sequence_tokens,
         rope_theta=fields.rope_theta(10000.0),
         norm_eps=fields.positive("rms_norm_eps", 1e-5),
         is_rope_in_float32=fields.flag("rope_full_precision", True),
