@@ -31,6 +31,7 @@ DOCUMENTS = sorted(
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 EMPTY_WORDS = re.compile(r"(Manager|Utils?|Helpers?|Base)(?=[A-Z]|$)")
+EMPTY_MODULES = re.compile(r"(^|_)(manager|utils?|helpers?|base)(?=_|$)")
 SETTINGS = {
     "router": "sangam_router.settings:RouterSettings",
     "worker": "sangam_worker.settings:WorkerSettings",
@@ -121,6 +122,19 @@ def test_no_class_is_named_after_nothing() -> None:
         if isinstance(node, ast.ClassDef) and EMPTY_WORDS.search(node.name)
     ]
     assert classes == []
+
+
+def test_no_module_is_named_after_nothing() -> None:
+    names = {part for path in SOURCES for part in Path(name_of(path)).with_suffix("").parts}
+    assert [name for name in sorted(names) if EMPTY_MODULES.search(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_empty"),
+    [("base", True), ("kv_utils", True), ("database", False), ("baseline", False), ("plan", False)],
+)
+def test_a_modules_empty_words_are_found_and_not_parts(name: str, is_empty: bool) -> None:
+    assert bool(EMPTY_MODULES.search(name)) is is_empty
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ A new one (dKV-Cache, block-causal models) is a module here and a line in ``STRA
 
 from sangam_core.errors import InvalidRequest
 from sangam_worker.strategies import dual, none, prefix
-from sangam_worker.strategies.base import CachingStrategy, Rows
+from sangam_worker.strategies.protocol import CachingStrategy, Rows
 
 STRATEGIES: dict[str, CachingStrategy] = {
     strategy.name: strategy for strategy in (dual.DualCache(), prefix.PrefixCache(), none.NoCache())

@@ -5,7 +5,7 @@ pass (dllm-semantics section b, *dual*).
 """
 
 from sangam_core.geometry import Geometry
-from sangam_worker.strategies.base import Rows
+from sangam_worker.strategies.protocol import Rows
 
 
 class DualCache:

@@ -5,7 +5,7 @@ requests beside it keep their decodes. Only a colocated worker runs it.
 """
 
 from sangam_core.geometry import Geometry
-from sangam_worker.strategies.base import Rows
+from sangam_worker.strategies.protocol import Rows
 
 
 class NoCache:

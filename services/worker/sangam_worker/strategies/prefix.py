@@ -5,7 +5,7 @@ before they are read, which is the same as throwing them away (dllm-semantics se
 """
 
 from sangam_core.geometry import Geometry
-from sangam_worker.strategies.base import Rows
+from sangam_worker.strategies.protocol import Rows
 
 
 class PrefixCache:
