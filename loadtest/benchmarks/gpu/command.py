@@ -20,6 +20,7 @@ from benchmarks.gpu.commands import (
     run_parts,
 )
 from benchmarks.gpu.correctness import REPOSITORY
+from benchmarks.gpu.kernels import flashinfer_waves
 from benchmarks.gpu.parts import DeviceLost, Part, say
 from benchmarks.gpu.sizes import H200, TINY
 from benchmarks.gpu.supervised import GO_ON, PASSES_FOLDER
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return bench.parts()
 
     try:
-        run = run_parts(given, parts, {}, write_table)
+        run = run_parts(given, parts, {}, write_table, flashinfer_waves)
     except DeviceLost as error:
         say(str(error))
         return GO_ON

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.engines import Place
-from benchmarks.gpu.kernels import Compilation, flashinfer_waves, nothing
+from benchmarks.gpu.kernels import Commands, Compilation, nothing
 from benchmarks.gpu.machine import DeviceState, describe_machine
 from benchmarks.gpu.parts import Budget, Part, Record, Run, parts_of, say
 from benchmarks.gpu.supervised import BAD_OPTIONS, HAS_COMPLAINTS, RESULTS, SECONDS
@@ -73,10 +73,12 @@ def run_parts(
     parts: Callable[[Found, Attends], Sequence[Part]],
     head: Record,
     write_table: Callable[[Record, Path], None],
+    waves: Callable[[], Sequence[Commands]],
 ) -> Run:
     """Run the chosen parts within the time, kernels compiled meanwhile.
 
     Args:
+        waves: of FlashInfer's kernels, where it is used.
         write_table: writes into a folder what is to be read of the results so far.
 
     Raises:
@@ -86,7 +88,8 @@ def run_parts(
     file = given.out / RESULTS
     found = parts_of(file) if given.resume else {}
     device = torch.device(given.device)
-    kernels = _started_kernels(given)
+    is_flashinfer_used = "flashinfer" in given.attention + given.operators
+    kernels = Compilation(waves if is_flashinfer_used else nothing)
     run = Run(
         Budget(given.seconds),
         file,
@@ -134,13 +137,6 @@ def _is_well(device: torch.device) -> bool:
     except Exception:  # noqa: BLE001 - whatever it is, the device does not work
         return False
     return True
-
-
-def _started_kernels(given: argparse.Namespace) -> Compilation:
-    """What FlashInfer needs, under way; nothing without FlashInfer."""
-    if "flashinfer" not in given.attention + given.operators:
-        return Compilation(nothing)
-    return Compilation(flashinfer_waves)
 
 
 def finish(run: Run) -> int:

@@ -175,6 +175,11 @@ def nothing() -> Sequence[Commands]:
     return ()
 
 
+def models_waves() -> Sequence[Commands]:
+    """Of those, what a worker asks of FlashInfer."""
+    return flashinfer_waves()[:OF_MODELS]
+
+
 def flashinfer_waves() -> Sequence[Commands]:
     """What a worker asks of FlashInfer, and what the tests do; what is there takes seconds.
 

@@ -28,6 +28,9 @@ LEFT_OUT = "left out"
 _HANGS_FACTOR, _HANGS_SECONDS = 1.3, 20.0
 """A part that takes so many times its time, and so much more, does not end."""
 
+_ANSWER_SECONDS = 5.0
+"""Of a device that is asked whether it works."""
+
 _WRITE_SECONDS = 1.0
 """Between two writings of what a part has found so far."""
 
@@ -169,8 +172,14 @@ class Run:
         if record["status"] != "done":
             say(f"         {part.name}: {record['status']}: {_reason(record)}")
         self.write()
-        if record["status"] == "failed" and not self.is_well():
+        if record["status"] == "failed" and not self._is_well():
             raise DeviceLost(f"the device does not answer any more, after {part.name}")
+
+    def _is_well(self) -> bool:
+        """A device that hangs says neither yes nor no: then the process ends, and the next goes on
+        behind the part."""
+        with _ended_if_it_hangs(Budget(_ANSWER_SECONDS)):
+            return self.is_well()
 
     def write(self) -> None:
         """Write everything so far."""

@@ -107,7 +107,9 @@ def _run(
 ) -> int | None:
     """The last process' exit status; ``None`` when it did not get to its end."""
     ends, num_parts = time.monotonic() + seconds, 0
-    code = f"import sys; from {module} import main; sys.exit(main())"
+    # Whatever a device's libraries may wait for at an interpreter's end: everything is written.
+    code = f"import os, sys; from {module} import main; status = main(); sys.stdout.flush(); "
+    code += "os._exit(status)"
     for start in range(_MOST_STARTS):
         left = ends - time.monotonic()
         if start and left < _LEAST_SECONDS:

@@ -105,6 +105,14 @@ def test_a_process_that_is_killed_leaves_a_table_of_what_it_found(
     assert (tmp_path / "table.md").read_text() == "passes: done, slow: failed"
 
 
+def test_a_process_whose_interpreter_would_not_end_ends(tmp_path: Path, module: str) -> None:
+    text = f"import atexit, time\natexit.register(time.sleep, 600)\n{COMMAND}"
+    (tmp_path / f"{module}.py").write_text(text)
+    begun = time.monotonic()
+    assert run(tmp_path, module, (0, 3))[0] == 0
+    assert time.monotonic() - begun < 60
+
+
 def test_a_table_that_cannot_be_written_is_said(
     tmp_path: Path, module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,6 +22,7 @@ from benchmarks.gpu.commands import (
     run_parts,
 )
 from benchmarks.gpu.engines import name_of
+from benchmarks.gpu.kernels import models_waves
 from benchmarks.gpu.parts import DeviceLost, Part, say, write_text
 from benchmarks.gpu.serving.figure import draw
 from benchmarks.gpu.serving.figure_8 import Figure8, Options
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     told = {key: str(value) for key, value in vars(given).items() if key != "out"}
     try:
-        run = run_parts(given, parts, {"options": told}, write_table)
+        run = run_parts(given, parts, {"options": told}, write_table, models_waves)
     except DeviceLost as error:
         say(str(error))
         return GO_ON
