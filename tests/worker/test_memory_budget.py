@@ -11,13 +11,15 @@ from sangam_worker.memory_budget import DeviceMemory, MemoryNeeds, PoolWish, set
 
 GB = 10**9
 H200 = DeviceMemory(total_bytes=141 * GB, used_bytes=GB // 2)
-NEEDS = MemoryNeeds(weights=16 * GB, activations=3 * GB, graphs=GB, transfers=GB // 2)
+NEEDS = MemoryNeeds(
+    weights_bytes=16 * GB, activations_bytes=3 * GB, graphs_bytes=GB, transfers_bytes=GB // 2
+)
 POOL = PoolWish(page_bytes=8 * 2**20, total_pages=None, longest_tokens=4096)
 
 
 def test_the_pool_takes_what_is_left_of_the_share() -> None:
     budget = settle(H200, NEEDS, POOL, 0.9)
-    spent = H200.used_bytes + NEEDS.total + budget.total_pages * POOL.page_bytes
+    spent = H200.used_bytes + NEEDS.total_bytes + budget.total_pages * POOL.page_bytes
     assert 0 <= 0.9 * H200.total_bytes - spent < POOL.page_bytes
     assert budget.left_bytes == H200.total_bytes - spent
 
@@ -37,14 +39,14 @@ def test_the_line_tells_the_whole_memory() -> None:
 
 
 def test_the_line_leaves_out_what_there_is_not() -> None:
-    line = settle(H200, MemoryNeeds(weights=GB, activations=GB), POOL, 0.9).line()
+    line = settle(H200, MemoryNeeds(weights_bytes=GB, activations_bytes=GB), POOL, 0.9).line()
     assert "graphs" not in line
     assert "transfers" not in line
 
 
 def test_the_line_can_say_what_was_measured() -> None:
     budget = settle(H200, NEEDS, POOL, 0.9)
-    measured = budget.taking(replace(NEEDS, graphs=2 * GB))
+    measured = budget.taking(replace(NEEDS, graphs_bytes=2 * GB))
     assert measured.total_pages == budget.total_pages
     assert measured.left_bytes == budget.left_bytes - GB
     assert "graphs 2.0" in measured.line()
@@ -80,13 +82,15 @@ def test_weights_that_are_too_large_for_the_gpu_are_told_apart_from_a_gpu_that_i
 
 
 def test_activations_that_leave_no_room_name_the_settings_that_shrink_them() -> None:
-    said = problem(needs=replace(NEEDS, activations=110 * GB))
+    said = problem(needs=replace(NEEDS, activations_bytes=110 * GB))
     for words in ("110.0 of activations", "SANGAM_MAX_SEQUENCE_TOKENS", "0.9 of 141.0 GB"):
         assert words in said
 
 
 def test_a_pool_of_what_is_left_must_hold_one_longest_sequence() -> None:
-    tight = replace(NEEDS, activations=int(0.9 * 141 * GB) - GB // 2 - 17 * GB - GB // 2 - 2 * GB)
+    tight = replace(
+        NEEDS, activations_bytes=int(0.9 * 141 * GB) - GB // 2 - 17 * GB - GB // 2 - 2 * GB
+    )
     assert settle(H200, tight, replace(POOL, longest_tokens=3600), 0.9).total_pages >= 225
     assert "one sequence of 4,096 tokens" in problem(needs=tight)
 
@@ -94,7 +98,7 @@ def test_a_pool_of_what_is_left_must_hold_one_longest_sequence() -> None:
 def test_a_page_that_the_longest_sequence_only_begins_counts() -> None:
     """Exactly 256 pages are left: 4,096 tokens, and not one more."""
     memory = DeviceMemory(total_bytes=10 * GB + 256 * POOL.page_bytes, used_bytes=0)
-    needs = MemoryNeeds(weights=6 * GB, activations=4 * GB)
+    needs = MemoryNeeds(weights_bytes=6 * GB, activations_bytes=4 * GB)
     assert settle(memory, needs, replace(POOL, longest_tokens=4096), 1.0).total_pages == 256
     said = problem(memory, needs, replace(POOL, longest_tokens=4097), 1.0)
     assert "one sequence of 4,097 tokens" in said
@@ -124,8 +128,8 @@ def test_what_is_settled_fits_the_share(
         budget = settle(memory, needs, wish, utilization)
     except ConfigurationError:
         asked = (pages or 10) * page_bytes
-        assert used + needs.total + asked > int(total * utilization)
+        assert used + needs.total_bytes + asked > int(total * utilization)
         return
     assert budget.total_pages >= (pages or 10)
-    assert used + needs.total + budget.total_pages * page_bytes <= int(total * utilization)
+    assert used + needs.total_bytes + budget.total_pages * page_bytes <= int(total * utilization)
     assert budget.left_bytes >= 0

@@ -109,7 +109,7 @@ def test_the_pool_takes_what_measured_weights_and_estimates_leave() -> None:
     settings, gpu = gpu_settings(), FakeGpu(weights=17 * GB)
     engine = started(gpu, settings)
     needs = needs_of(settings, LLADA_8B)
-    rest = int(0.9 * gpu.total) - gpu.used - 17 * GB - needs.total + needs.weights
+    rest = int(0.9 * gpu.total) - gpu.used - 17 * GB - needs.total_bytes + needs.weights_bytes
     assert engine.kv_pool.total_pages == rest // PAGE_BYTES
 
 
@@ -170,7 +170,7 @@ def test_without_graphs_none_are_captured_or_provided_for() -> None:
     settings, gpu = gpu_settings(cuda_graphs=False), FakeGpu()
     started(gpu, settings)
     assert "graphs" not in gpu.events
-    assert needs_of(settings, LLADA_8B).graphs == 0
+    assert needs_of(settings, LLADA_8B).graphs_bytes == 0
     assert buckets_of(gpu_settings(attention="torch")) == ()
 
 
@@ -180,13 +180,14 @@ def test_graphs_go_up_to_the_largest_batch() -> None:
 
 
 def test_transfers_are_provided_for_where_they_are_nccl_s() -> None:
-    assert needs_of(gpu_settings(), LLADA_8B).transfers > 0
-    assert needs_of(gpu_settings(kv_transport="gloo"), LLADA_8B).transfers == 0
+    assert needs_of(gpu_settings(), LLADA_8B).transfers_bytes > 0
+    assert needs_of(gpu_settings(kv_transport="gloo"), LLADA_8B).transfers_bytes == 0
 
 
 def test_fp8_weights_are_half_as_large() -> None:
     plain, fp8 = (
-        needs_of(gpu_settings(quantization=kind), LLADA_8B).weights for kind in ("none", "fp8")
+        needs_of(gpu_settings(quantization=kind), LLADA_8B).weights_bytes
+        for kind in ("none", "fp8")
     )
     assert 0.5 < fp8 / plain < 0.6
 
@@ -213,7 +214,7 @@ def test_a_real_engine_is_loaded_warmed_up_and_sized_the_same_way(said: list[Any
     config = config_of(settings)
     needs = needs_of(settings, config)
     page_bytes = bytes_per_page(config, "float32")
-    total = int((needs.activations + 60 * page_bytes) / 0.9) + GB // 100
+    total = int((needs.activations_bytes + 60 * page_bytes) / 0.9) + GB // 100
     gpu = FakeGpu(total=total, used=0, weights=0, peak=0)
     on_cpu = {"device": "cpu", "attention": "torch", "operators": "torch"}
     load = partial(_overridden, on_cpu)
@@ -247,5 +248,5 @@ def test_a_model_that_there_is_not_is_refused_by_its_variable_s_name(model: str)
 
 
 def test_the_numbers_of_needs_are_told_by_name() -> None:
-    needs = MemoryNeeds(weights=1, activations=2, graphs=3, transfers=4)
-    assert needs.total == 10
+    needs = MemoryNeeds(weights_bytes=1, activations_bytes=2, graphs_bytes=3, transfers_bytes=4)
+    assert needs.total_bytes == 10

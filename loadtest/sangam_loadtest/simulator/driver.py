@@ -37,14 +37,14 @@ _END_IDS = frozenset(_DECODING.eos_ids)
 
 @dataclass(slots=True)
 class Times:
-    """Where a request's time went, seconds over its blocks."""
+    """Where a request's time went, over its blocks."""
 
-    prefill_queueing: float = 0.0
-    decode_queueing: float = 0.0
-    prefill: float = 0.0
-    decode: float = 0.0
-    transfer: float = 0.0
-    first_token: float | None = None
+    prefill_queueing_seconds: float = 0.0
+    decode_queueing_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    first_token_seconds: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +192,7 @@ class SimulatedDriver:
         assert run.state is not None
         assert run.future is not None
         now = self._clock.now
-        run.times.decode_queueing += now - run.since_seconds
+        run.times.decode_queueing_seconds += now - run.since_seconds
         run.since_seconds = now
         sender, receiver = self.workers[run.prefiller], self.workers[run.decoder]
         state = self._block_state(run, run.state.ids, hands_over=False, step=run.state.step)
@@ -224,7 +224,7 @@ class SimulatedDriver:
         assert run.key is not None
         now = self._clock.now
         advance(run.request, Event.KV_ARRIVED)
-        run.times.transfer += now - run.since_seconds
+        run.times.transfer_seconds += now - run.since_seconds
         run.since_seconds = now
         self.workers[run.prefiller].remove(run.key)
         self.fleet.release(run.prefiller, pages=run.demand.num_pages)
@@ -238,12 +238,12 @@ class SimulatedDriver:
         run.num_steps += 1
         if self._keeps_commits:
             run.commit_counts[-1].append(len(progress.commits))
-        if run.times.first_token is None:
-            run.times.first_token = ended - run.request.arrival_seconds
+        if run.times.first_token_seconds is None:
+            run.times.first_token_seconds = ended - run.request.arrival_seconds
         if progress.step == 0:
             self._prefilled(run, progress, started, ended)
         elif progress.is_first_here:
-            run.times.decode_queueing += started - run.since_seconds
+            run.times.decode_queueing_seconds += started - run.since_seconds
             run.since_seconds = started
         if progress.completion is not Completion.NOTHING:
             self._block_over(run, worker, progress, ended)
@@ -251,8 +251,8 @@ class SimulatedDriver:
     def _prefilled(
         self, run: SimulatedRequest, progress: Progress, started: float, ended: float
     ) -> None:
-        run.times.prefill_queueing += started - run.since_seconds
-        run.times.prefill += ended - started
+        run.times.prefill_queueing_seconds += started - run.since_seconds
+        run.times.prefill_seconds += ended - started
         run.since_seconds = ended
         is_held = progress.stage is Stage.HOLDING
         if is_held:
@@ -266,7 +266,7 @@ class SimulatedDriver:
     def _block_over(
         self, run: SimulatedRequest, worker: int, progress: Progress, ended: float
     ) -> None:
-        run.times.decode += ended - run.since_seconds
+        run.times.decode_seconds += ended - run.since_seconds
         run.num_blocks += 1
         is_answer = progress.completion is Completion.ANSWER
         event = Event.ANSWER_COMPLETE if is_answer else Event.BLOCK_COMPLETE
@@ -286,14 +286,14 @@ class SimulatedDriver:
             RequestRecord(
                 **_identity(run),
                 latency_seconds=ended - arrival,
-                first_token_seconds=times.first_token,
+                first_token_seconds=times.first_token_seconds,
                 server_latency_seconds=ended - arrival,
-                queueing_seconds=times.prefill_queueing + times.decode_queueing,
-                prefill_queueing_seconds=times.prefill_queueing,
-                decode_queueing_seconds=times.decode_queueing,
-                prefill_seconds=times.prefill,
-                decode_seconds=times.decode,
-                transfer_seconds=times.transfer,
+                queueing_seconds=times.prefill_queueing_seconds + times.decode_queueing_seconds,
+                prefill_queueing_seconds=times.prefill_queueing_seconds,
+                decode_queueing_seconds=times.decode_queueing_seconds,
+                prefill_seconds=times.prefill_seconds,
+                decode_seconds=times.decode_seconds,
+                transfer_seconds=times.transfer_seconds,
                 num_blocks=run.num_blocks,
                 num_steps=run.num_steps,
                 num_retries=0,

@@ -27,22 +27,26 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What a worker takes beside its KV pool, bytes.
+    """What a worker takes beside its KV pool.
 
     Attributes:
-        weights: of the model. activations: of the largest iteration, workspaces included.
-        graphs: what captured graphs keep. transfers: buffers of KV transfers, made later.
+        weights_bytes: of the model.
+        activations_bytes: of the largest iteration, workspaces included.
+        graphs_bytes: what captured graphs keep.
+        transfers_bytes: buffers of KV transfers, made later.
     """
 
-    weights: int
-    activations: int
-    graphs: int = 0
-    transfers: int = 0
+    weights_bytes: int
+    activations_bytes: int
+    graphs_bytes: int = 0
+    transfers_bytes: int = 0
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """All of it."""
-        return self.weights + self.activations + self.graphs + self.transfers
+        return (
+            self.weights_bytes + self.activations_bytes + self.graphs_bytes + self.transfers_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,9 @@ class MemoryBudget:
     def left_bytes(self) -> int:
         """What nobody has: the share that was not to be used, and remainders."""
         pool_bytes = self.total_pages * self.page_bytes
-        return self.memory.total_bytes - self.memory.used_bytes - self.needs.total - pool_bytes
+        return (
+            self.memory.total_bytes - self.memory.used_bytes - self.needs.total_bytes - pool_bytes
+        )
 
     def taking(self, needs: MemoryNeeds) -> "MemoryBudget":
         """The same pool beside what was really taken."""
@@ -87,10 +93,10 @@ class MemoryBudget:
     def line(self) -> str:
         """The whole memory in one line, GB (10^9 bytes)."""
         needs = self.needs
-        parts = [("in use before", self.memory.used_bytes), ("weights", needs.weights)]
-        parts += [("graphs", needs.graphs)] if needs.graphs else []
-        parts += [("activations", needs.activations)]
-        parts += [("transfers", needs.transfers)] if needs.transfers else []
+        parts = [("in use before", self.memory.used_bytes), ("weights", needs.weights_bytes)]
+        parts += [("graphs", needs.graphs_bytes)] if needs.graphs_bytes else []
+        parts += [("activations", needs.activations_bytes)]
+        parts += [("transfers", needs.transfers_bytes)] if needs.transfers_bytes else []
         spent = ", ".join(f"{name} {_gb(number)}" for name, number in parts)
         tokens = self.total_pages * PAGE_TOKENS
         return (
@@ -113,7 +119,7 @@ def settle(
             to change.
     """
     share_bytes = int(memory.total_bytes * utilization)
-    left = share_bytes - memory.used_bytes - needs.total
+    left = share_bytes - memory.used_bytes - needs.total_bytes
     if pool.total_pages is not None:
         if pool.total_pages * pool.page_bytes > left:
             raise ConfigurationError(_pool_too_large(memory, needs, pool, utilization, left))
@@ -149,18 +155,18 @@ def _does_not_fit(
 def _fix(memory: DeviceMemory, needs: MemoryNeeds, utilization: float) -> str:
     """What would help, the most likely first."""
     free_bytes = int(memory.total_bytes * utilization) - memory.used_bytes
-    if needs.weights > memory.total_bytes * utilization:
+    if needs.weights_bytes > memory.total_bytes * utilization:
         return "the weights alone are too large for this GPU"
-    if needs.weights > free_bytes:
+    if needs.weights_bytes > free_bytes:
         return "end what else uses this GPU, or raise SANGAM_GPU_MEMORY_UTILIZATION"
     return f"{_FEWER_TOKENS} (activations), or raise SANGAM_GPU_MEMORY_UTILIZATION"
 
 
 def _spent(memory: DeviceMemory, needs: MemoryNeeds) -> str:
     return (
-        f"{_gb(memory.used_bytes)} GB in use before, {_gb(needs.weights)} of weights, "
-        f"{_gb(needs.activations)} of activations, {_gb(needs.graphs)} of graphs, "
-        f"{_gb(needs.transfers)} of transfers"
+        f"{_gb(memory.used_bytes)} GB in use before, {_gb(needs.weights_bytes)} of weights, "
+        f"{_gb(needs.activations_bytes)} of activations, {_gb(needs.graphs_bytes)} of graphs, "
+        f"{_gb(needs.transfers_bytes)} of transfers"
     )
 
 

@@ -127,8 +127,8 @@ class GpuStart:
 
     def _decide_pages(self) -> int:
         """Asked for when the weights are where they are, with what came along."""
-        weights = self._gpu.memory().used_bytes - self._before.used_bytes
-        self._budget = self._settled(replace(self._budget.needs, weights=weights))
+        weights_bytes = self._gpu.memory().used_bytes - self._before.used_bytes
+        self._budget = self._settled(replace(self._budget.needs, weights_bytes=weights_bytes))
         return self._budget.total_pages
 
     def _make_ready(self, engine: Engine) -> MemoryNeeds:
@@ -138,21 +138,23 @@ class GpuStart:
         largest = [warm_ups.largest(largest_iteration(settings, self._config))]
         run_all(engine, warm_ups.of_every_kind(), self._reports)
         peak = self._gpu.peak_bytes(lambda: run_all(engine, largest, self._reports))
-        graphs = 0
+        graphs_bytes = 0
         if self._buckets:
             with self._reports.task("graphs captured", len(self._buckets), "sizes") as advance:
-                graphs = engine.capture_graphs(_following(advance))
+                graphs_bytes = engine.capture_graphs(_following(advance))
             # Capturing gives back whatever torch keeps; no request is to wait until the device has
             # memory for it again, nor find out that graphs and the largest iteration do not fit.
             run_all(engine, largest, SILENT)
-        activations = peak + rotation_bytes(self._config) + FIXED_BYTES
-        return replace(self._budget.needs, activations=activations, graphs=graphs)
+        activations_bytes = peak + rotation_bytes(self._config) + FIXED_BYTES
+        return replace(
+            self._budget.needs, activations_bytes=activations_bytes, graphs_bytes=graphs_bytes
+        )
 
     def _say(self, taken: MemoryNeeds) -> None:
         """One line; another where more was taken than estimated."""
         estimated, budget = self._budget.needs, self._budget.taking(taken)
         log.info(budget.line(), total_pages=budget.total_pages)
-        if taken.total > estimated.total:
+        if taken.total_bytes > estimated.total_bytes:
             log.warning(
                 "the start took more GPU memory than estimated, of what was to stay free",
                 estimated=_in_gigabytes(estimated),
@@ -169,10 +171,14 @@ def needs_of(settings: WorkerSettings, config: ModelConfig) -> MemoryNeeds:
     """What a worker takes beside its pool, from shapes alone."""
     number_format = settings.number_format
     return MemoryNeeds(
-        weights=weight_bytes(config, number_format, is_fp8=settings.quantization == "fp8"),
-        activations=activation_bytes(config, largest_iteration(settings, config), number_format),
-        graphs=graph_bytes(config, buckets_of(settings), settings.block_length, number_format),
-        transfers=provided_bytes() if settings.uses_nccl else 0,
+        weights_bytes=weight_bytes(config, number_format, is_fp8=settings.quantization == "fp8"),
+        activations_bytes=activation_bytes(
+            config, largest_iteration(settings, config), number_format
+        ),
+        graphs_bytes=graph_bytes(
+            config, buckets_of(settings), settings.block_length, number_format
+        ),
+        transfers_bytes=provided_bytes() if settings.uses_nccl else 0,
     )
 
 
@@ -216,4 +222,7 @@ def _following(advance: Advance) -> Callable[[int, int], None]:
 
 
 def _in_gigabytes(needs: MemoryNeeds) -> dict[str, float]:
-    return {name: round(number / 1e9, 2) for name, number in asdict(needs).items()}
+    return {
+        name.removesuffix("_bytes"): round(number / 1e9, 2)
+        for name, number in asdict(needs).items()
+    }
