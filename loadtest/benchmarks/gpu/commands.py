@@ -97,7 +97,7 @@ def run_parts(
         found,
         is_well=lambda: _is_well(device),
         patience=given.patience,
-        also_write=lambda results: _without_fail(write_table, results, given.out),
+        also_write=_without_fail(write_table, given.out),
         device_state=DeviceState(),
     )
 
@@ -122,12 +122,23 @@ def _with_fa2(place: Place) -> Place:
     return replace(place, attention="flashinfer-fa2")
 
 
-def _without_fail(write: Callable[[Record, Path], None], results: Record, folder: Path) -> None:
-    """A table that cannot be made must not cost what is measured; the results have it all."""
-    try:
-        write(results, folder)
-    except Exception:  # noqa: BLE001 - whatever it is, the run goes on
-        say(traceback.format_exc())
+def _without_fail(write: Callable[[Record, Path], None], folder: Path) -> Callable[[Record], None]:
+    """A table that cannot be made must not cost what is measured; said once, as it is made often.
+
+    The results have it all.
+    """
+    told: set[str] = set()
+
+    def try_to_write(results: Record) -> None:
+        try:
+            write(results, folder)
+        except Exception:  # noqa: BLE001 - whatever it is, the run goes on
+            trace = traceback.format_exc()
+            if trace not in told:
+                told.add(trace)
+                say(trace)
+
+    return try_to_write
 
 
 def _is_well(device: torch.device) -> bool:

@@ -185,9 +185,9 @@ class Run:
         """Write everything so far."""
         content = {**self.head, "used_seconds": round(self.budget.used_seconds, 1)}
         results = {**content, "parts": self.parts}
+        self._written_seconds = self.budget.used_seconds
         write_json(self.out, results)
         self.also_write(results)
-        self._written_seconds = self.budget.used_seconds
 
     def _write_now_and_then(self) -> None:
         if self.budget.used_seconds - self._written_seconds >= _WRITE_SECONDS:
