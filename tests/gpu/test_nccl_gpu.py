@@ -102,7 +102,7 @@ def test_all_transfers_that_may_be_under_way_have_streams_of_their_own() -> None
 
 
 def test_a_peer_that_never_comes_costs_the_deadline_and_the_gpu_nothing() -> None:
-    transport = nccl_transport(a_real_pool(4), max_ctas=4)
+    transport = nccl_transport(a_real_pool(4), max_ctas=4, pairs_each_way=8)
     staging_bytes = transport.staging_bytes
     for _ in range(3):
         began = time.monotonic()
@@ -127,11 +127,11 @@ class TestNccl(TransportChecks):
     connect_seconds = 30.0
 
     def a_transport(self, pool: ToyPool) -> NcclTransport:
-        return nccl_transport(pool, max_ctas=4)
+        return nccl_transport(pool, max_ctas=4, pairs_each_way=8)
 
     def test_a_pair_takes_no_more_memory_than_is_provided_for(self) -> None:
         pool = a_real_pool(32, num_layers=8)
-        here = nccl_transport(pool, max_ctas=4)
+        here = nccl_transport(pool, max_ctas=4, pairs_each_way=8)
         there = self.a_transport(a_pool(device="cuda:1"))
         self.pair(*self.transports())  # libraries are loaded
         before, _ = torch.cuda.mem_get_info(CUDA)
@@ -153,4 +153,4 @@ class TestNcclBetweenProcesses(ProcessChecks):
     notice_seconds = 10.0
 
     def a_transport(self, pool: ToyPool) -> NcclTransport:
-        return nccl_transport(pool, max_ctas=4)
+        return nccl_transport(pool, max_ctas=4, pairs_each_way=8)

@@ -46,6 +46,7 @@ class NcclRig(TransportRig):
         slot_bytes: int | None = None,
         max_ctas: int = 4,
         transfers_each_way: int = TRANSFERS_EACH_WAY,
+        pairs_each_way: int = TRANSFERS_EACH_WAY,
     ) -> NcclTransport:
         self.devices_made.append(FakeStreams(self.jitter_seconds))
         self.libraries.append(self.network.library())
@@ -54,6 +55,7 @@ class NcclRig(TransportRig):
             self.libraries[-1],
             self.devices_made[-1],
             max_ctas=max_ctas,
+            pairs_each_way=pairs_each_way,
             slot_bytes=slot_bytes or self.slot_pages * PAGE_BYTES,
             transfers_each_way=transfers_each_way,
         )

@@ -289,7 +289,9 @@ async def test_a_block_moves_between_two_workers_by_nccl() -> None:
 
     def make_transport(pool: Any) -> NcclTransport:
         devices.append(FakeStreams())
-        return NcclTransport(pool, network.library(), devices[-1], max_ctas=4, slot_bytes=1000)
+        return NcclTransport(
+            pool, network.library(), devices[-1], max_ctas=4, pairs_each_way=8, slot_bytes=1000
+        )
 
     sends = {"role": Role.PREFILL, "worker_id": "sender", "make_transport": make_transport}
     receives = {"role": Role.DECODE, "worker_id": "receiver", "make_transport": make_transport}

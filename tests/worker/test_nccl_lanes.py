@@ -23,7 +23,6 @@ from sangam_worker.transfer.lanes import Lane, Lanes
 from sangam_worker.transfer.layer_rows import LayerRows
 from sangam_worker.transfer.memory import (
     COMMUNICATOR_BYTES,
-    PAIRS_EACH_WAY,
     SLOT_BYTES,
     TRANSFERS_EACH_WAY,
     provided_bytes,
@@ -156,7 +155,7 @@ class Fleet:
         self.network = FakeNetwork()
         self.devices: list[FakeStreams] = []
         self.libraries: list[FakeNccl] = []
-        self._options = {"max_ctas": 4, "slot_bytes": 1000, **options}
+        self._options = {"max_ctas": 4, "slot_bytes": 1000, "pairs_each_way": 8, **options}
 
     def make_transport(self, pool: Any) -> NcclTransport:
         self.devices.append(FakeStreams(jitter_seconds=0.005))
@@ -278,5 +277,4 @@ def test_lanes_are_lent_in_the_order_in_which_they_were_asked_for() -> None:
 
 
 def test_memory_is_left_for_as_many_transfers_and_pairs_as_may_go_one_way() -> None:
-    assert PAIRS_EACH_WAY >= TRANSFERS_EACH_WAY
-    assert provided_bytes() == 8 * 2 * SLOT_BYTES + 8 * COMMUNICATOR_BYTES
+    assert provided_bytes(10) == 8 * 2 * SLOT_BYTES + 10 * COMMUNICATOR_BYTES

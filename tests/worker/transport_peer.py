@@ -62,7 +62,7 @@ def main(kind: str) -> None:
         transport = GlooTransport(pool, "127.0.0.1")
     else:
         pool = a_stalling_pool("cuda:1")
-        transport = nccl_transport(pool, max_ctas=4)
+        transport = nccl_transport(pool, max_ctas=4, pairs_each_way=8)
     say("ready")
     channel: Any = None
     for line in sys.stdin:

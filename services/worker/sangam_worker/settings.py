@@ -16,6 +16,7 @@ from sangam_core.admission import ADMISSION_POLICIES, DEFICIT
 from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 from sangam_core.placement import Role
 from sangam_core.settings import ServiceSettings
+from sangam_worker.transfer.memory import TRANSFERS_EACH_WAY
 
 DEFAULT_TOTAL_PAGES = 2048
 """32,768 tokens of KV: dozens of chat-sized requests, and a few MB for the small model."""
@@ -175,6 +176,12 @@ class WorkerSettings(ServiceSettings):
     nccl_max_ctas: Annotated[int, Field(ge=1, le=32)] = 4
     """Thread blocks that one NCCL send or receive may occupy on the GPU. On an H200 two moved 77
     GB/s and four 131; a network card moves 50."""
+
+    nccl_max_pairs: Annotated[int, Field(ge=TRANSFERS_EACH_WAY, le=1024)] = 16
+    """Other workers that one may be connected with to send KV, and as many to receive it. Each
+    takes some 64 MiB of the GPU, set aside at the start. A worker that meets more closes the
+    connection used longest ago for the next, and pays for connecting again: set it to the number
+    of workers on the other side."""
 
     drain_deadline_seconds: Annotated[float, Field(gt=0)] = 30.0
     """Longest time that running blocks get at a role switch or a shutdown, seconds; then they are

@@ -178,7 +178,7 @@ def needs_of(settings: WorkerSettings, config: ModelConfig) -> MemoryNeeds:
         graphs_bytes=graph_bytes(
             config, buckets_of(settings), settings.block_length, number_format
         ),
-        transfers_bytes=provided_bytes() if settings.uses_nccl else 0,
+        transfers_bytes=provided_bytes(settings.nccl_max_pairs) if settings.uses_nccl else 0,
     )
 
 

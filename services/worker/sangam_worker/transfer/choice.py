@@ -44,13 +44,16 @@ def open_transport(settings: WorkerSettings, pool: KVPool) -> KVTransport:
     """
     if not settings.uses_nccl:
         return GlooTransport(pool, settings.reachable_host)
-    return nccl_transport(pool, settings.nccl_max_ctas)
+    return nccl_transport(pool, settings.nccl_max_ctas, settings.nccl_max_pairs)
 
 
-def nccl_transport(pool: KVPool, max_ctas: int) -> NcclTransport:
+def nccl_transport(pool: KVPool, max_ctas: int, pairs_each_way: int) -> NcclTransport:
     """NCCL over a pool on a GPU, ready to move. Nothing is in the pool yet, or rests in it."""
     library = load_nccl(pool.device)
     log.info("KV moves by NCCL", version=str(library.get_version().libnccl), max_ctas=max_ctas)
-    transport = NcclTransport(pool, library, CudaStreams(pool.device), max_ctas=max_ctas)
+    streams = CudaStreams(pool.device)
+    transport = NcclTransport(
+        pool, library, streams, max_ctas=max_ctas, pairs_each_way=pairs_each_way
+    )
     transport.warm_up()
     return transport

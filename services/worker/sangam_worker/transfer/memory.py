@@ -20,16 +20,16 @@ COMMUNICATOR_BYTES = 64 * 2**20
 """NCCL's own buffers for a pair's end with a few thread blocks, an estimate from above: up to four
 connections of 4 to 10 MiB. ``tests/gpu`` holds it against a GPU."""
 
-PAIRS_EACH_WAY = TRANSFERS_EACH_WAY
-"""So many pairs may be open to send on, and as many to receive on. No fewer than transfers, so that
-one that is not in use can always be closed for one that is needed."""
 
-
-def provided_bytes() -> int:
+def provided_bytes(pairs_each_way: int) -> int:
     """Memory to leave to transfers beside weights, graphs and pool.
 
     Of one direction: workers that only prefill or only decode never have more. One that both sends
     and receives its fill takes as much again from the share that is left free.
+
+    Args:
+        pairs_each_way: may be open to send on, and as many to receive on. No fewer than transfers,
+            so that one that is not in use can always be closed for one that is needed.
     """
     staging_bytes = TRANSFERS_EACH_WAY * NUM_SLOTS * SLOT_BYTES
-    return staging_bytes + PAIRS_EACH_WAY * COMMUNICATOR_BYTES
+    return staging_bytes + pairs_each_way * COMMUNICATOR_BYTES

@@ -15,7 +15,7 @@ from sangam_core.errors import TransferError
 from sangam_worker.transfer.chunks import chunks_of
 from sangam_worker.transfer.lanes import Lanes, SideStreams
 from sangam_worker.transfer.layer_rows import LayeredPool, LayerRows
-from sangam_worker.transfer.memory import PAIRS_EACH_WAY, SLOT_BYTES, TRANSFERS_EACH_WAY
+from sangam_worker.transfer.memory import SLOT_BYTES, TRANSFERS_EACH_WAY
 from sangam_worker.transfer.nccl_channel import NcclChannel
 from sangam_worker.transfer.nccl_library import UNIQUE_ID_BYTES, Nccl
 from sangam_worker.transfer.nccl_link import NOT_NCCLS, open_link
@@ -56,9 +56,9 @@ class NcclTransport:
         streams: SideStreams,
         *,
         max_ctas: int,
+        pairs_each_way: int,
         slot_bytes: int = SLOT_BYTES,
         transfers_each_way: int = TRANSFERS_EACH_WAY,
-        pairs_each_way: int = PAIRS_EACH_WAY,
     ) -> None:
         self.pairs_each_way = pairs_each_way
         self._library = library
