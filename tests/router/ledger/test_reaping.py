@@ -64,6 +64,16 @@ async def test_a_lost_workers_records_are_reaped_whoever_made_them(world: World)
     assert await world.is_empty()
 
 
+async def test_a_lost_worker_s_blocks_without_kv_are_reaped_with_it(world: World) -> None:
+    """They have a load record alone, and nothing of pages points to their worker."""
+    await world.publish(lease("w"))
+    router = world.router()
+    await reserved(router, num_pages=0, cost_tokens=50, needs_colocated=True)
+    await world.lose("w")
+    await router.heartbeat()
+    assert await world.is_empty()
+
+
 async def test_a_worker_back_with_a_new_epoch_starts_from_nothing(world: World) -> None:
     await world.publish(lease("w"))
     router = world.router()
