@@ -101,6 +101,15 @@ async def test_the_next_head_on_a_kept_connection_has_a_deadline_too(model_folde
         assert "head did not arrive" in told(await opened.rest(), 408)
 
 
+async def test_a_head_that_begins_while_another_request_is_answered_has_a_deadline(
+    model_folder: Path,
+) -> None:
+    async with wire(model_folder) as opened:
+        opened.writer.write(ASKED + b"\r\n" + ASKED)
+        assert b"200" in await opened.answer()
+        assert "head did not arrive" in told(await opened.rest(), 408)
+
+
 async def test_a_kept_connection_may_rest_longer_than_a_head_may_take(model_folder: Path) -> None:
     async with wire(model_folder) as opened:
         opened.writer.write(ASKED + b"\r\n")

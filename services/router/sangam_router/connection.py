@@ -42,6 +42,13 @@ class Connection(H11Protocol):
         else:
             self._set_deadline()
 
+    def on_response_complete(self) -> None:
+        """An answer is out: the next request's head may have begun to come beside it."""
+        super().on_response_complete()
+        unread, _ = self.conn.trailing_data
+        if unread and not self._is_answering:
+            self._set_deadline()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It is closed."""
         self._unset_deadline()
