@@ -160,8 +160,15 @@ def _urls_from(receiving: Connection) -> list[str]:
 
 
 async def _measure(load: Load, num_rounds: int, redis_url: str, urls: list[str]) -> list[Round]:
-    redis = connect(redis_url)
-    ledger = Ledger(redis, namespace="benchmark", router_id="benchmark", model=MODEL)
+    redis = connect(redis_url, timeout_seconds=2.0)
+    ledger = Ledger(
+        redis,
+        namespace="benchmark",
+        router_id="benchmark",
+        model=MODEL,
+        lease_seconds=10.0,
+        poll_seconds=1.0,
+    )
     policy = PlacementPolicy()
     fleet = FleetView(ledger, policy=policy, worker_lease_seconds=600.0)
     client = HttpWorkerClient(
@@ -182,7 +189,13 @@ async def _measure(load: Load, num_rounds: int, redis_url: str, urls: list[str])
                 workers=client,
                 mask_id=MASK_ID,
                 decode=lambda ids: "".join(map(chr, ids)),
-                limits=DriverLimits(),
+                limits=DriverLimits(
+                    request_seconds=600.0,
+                    max_lost=16,
+                    backoff_seconds=0.05,
+                    max_backoff_seconds=2.0,
+                    settle_seconds=2.0,
+                ),
                 metrics=RouterMetrics(),
             )
             rounds = [await _round(load, driver, number) for number in range(num_rounds)]

@@ -1,8 +1,9 @@
 """A Redis URL loses its password and nothing else."""
 
 import pytest
+from pydantic import SecretStr
 
-from sangam_core.redis_url import without_password
+from sangam_core.redis_url import client_settings, without_password
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,16 @@ from sangam_core.redis_url import without_password
 )
 def test_a_url_loses_its_password_and_nothing_else(url: str, bare: str) -> None:
     assert without_password(url) == bare
+
+
+def test_a_password_of_its_own_stands_beside_a_url_without_one() -> None:
+    url, settings = client_settings("redis://u:old@host/1", SecretStr("n/w"), 0.5)
+    assert (url, settings["password"]) == ("redis://u@host/1", "n/w")
+    url, settings = client_settings("redis://u:old@host/1", None, 0.5)
+    assert url == "redis://u:old@host/1"
+    assert "password" not in settings
+
+
+def test_connecting_and_every_reply_have_a_limit() -> None:
+    _, settings = client_settings("redis://host", None, 0.5)
+    assert (settings["socket_timeout"], settings["socket_connect_timeout"]) == (0.5, 0.5)

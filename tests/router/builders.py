@@ -70,18 +70,30 @@ def worker_client(**changes: Any) -> HttpWorkerClient:
     return HttpWorkerClient(**({"token": TOKEN} | seconds | changes))
 
 
+def limits(**changes: Any) -> DriverLimits:
+    """The service's limits, with pauses for tests."""
+    fields = {
+        "request_seconds": 600.0,
+        "max_lost": 16,
+        "backoff_seconds": 0.001,
+        "max_backoff_seconds": 0.01,
+        "settle_seconds": 2.0,
+    }
+    return DriverLimits(**(fields | changes))
+
+
 def driver(
     places: MemoryPlaces,
     client: WorkerClient,
     clock: Callable[[], float] = time.monotonic,
-    **limits: Any,
+    **changes: Any,
 ) -> Driver:
     return Driver(
         places=places,
         workers=client,
         mask_id=MASK,
         decode=lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace"),
-        limits=DriverLimits(**({"backoff_seconds": 0.001, "max_backoff_seconds": 0.01} | limits)),
+        limits=limits(**changes),
         metrics=RouterMetrics(),
         clock=clock,
     )
@@ -125,12 +137,7 @@ async def served(model_folder: Path, places: MemoryPlaces, **changes: Any) -> As
                 workers=client,
                 mask_id=info.mask_id,
                 decode=tokenizer.decode,
-                limits=DriverLimits(
-                    request_seconds=settings.request_seconds,
-                    max_lost=settings.max_lost,
-                    backoff_seconds=0.001,
-                    max_backoff_seconds=0.01,
-                ),
+                limits=limits(request_seconds=settings.request_seconds, max_lost=settings.max_lost),
                 metrics=metrics,
             ),
             metrics=metrics,

@@ -1,8 +1,9 @@
 """The phases of a request and the only function that changes them.
 
 A transition table and ``advance(request, event) -> next command``. The router's driver and the
-simulator feed it events and carry out its commands; neither writes a phase itself. It does not
-say *where* anything runs (placement) nor *when* (scheduler).
+simulator feed it events; neither writes a phase itself. Where an event leaves a choice (another
+placement, or the end) they go by the command; elsewhere it names the one step that can follow. It
+does not say *where* anything runs (placement) nor *when* (scheduler).
 """
 
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class Event(StrEnum):
 
 
 class Command(StrEnum):
-    """What the caller of ``advance`` has to do next."""
+    """What comes next for the request; the last three end it."""
 
     PLACE_PREFILL = "place_prefill"
     START_PREFILL = "start_prefill"

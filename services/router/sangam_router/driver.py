@@ -1,8 +1,10 @@
 """Drives requests: one coroutine each, block by block, from the first place to the last token.
 
-Carries out what the lifecycle commands: gets a place, starts the block there, follows it, moves
-it on to a decode worker, starts it again where it was lost. Decides retries and back-off. It does
-not choose workers (``places``), keep the books (``run``) nor speak HTTP to clients (public API).
+Gets a place, starts the block there, follows it, moves it on to a decode worker, starts it again
+where it was lost. Within a block the steps follow each other as the lifecycle's table has them, and
+an event out of turn is an error there; whether another place is wanted or the answer is over, its
+command tells. Decides retries and back-off. It does not choose workers (``places``), keep the books
+(``run``) nor speak HTTP to clients (public API).
 """
 
 import asyncio
@@ -31,11 +33,11 @@ _log = structlog.get_logger(__name__)
 class DriverLimits:
     """The settings that bound a request's life (see ``RouterSettings``)."""
 
-    request_seconds: float = 600.0
-    max_lost: int = 16
-    backoff_seconds: float = 0.05
-    max_backoff_seconds: float = 2.0
-    settle_seconds: float = 2.0
+    request_seconds: float
+    max_lost: int
+    backoff_seconds: float
+    max_backoff_seconds: float
+    settle_seconds: float
 
 
 class Driver:

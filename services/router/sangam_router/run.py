@@ -68,7 +68,7 @@ class Run:
         self._geometry = WireGeometry.of(geometry)
 
     def advance(self, event: Event) -> Command:
-        """Move the request on; the driver carries out the command."""
+        """Move the request on; says what comes next."""
         return advance(self.request, event)
 
     def end(self, event: Event) -> None:

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.lease import DesiredState, LedgerKeys, WorkerLease
-from sangam_core.redis_url import without_password
+from sangam_core.redis_url import client_settings
 from sangam_worker.metrics import WorkerMetrics
 
 Client = Redis | RedisCluster
@@ -68,16 +68,7 @@ def connect(
     Raises:
         ConfigurationError: the URL cannot be used.
     """
-    settings: dict[str, Any] = {
-        "decode_responses": True,
-        "socket_timeout": timeout_seconds,
-        "socket_connect_timeout": timeout_seconds,
-        "socket_keepalive": True,
-        "protocol": 2,
-    }
-    if password is not None:
-        settings["password"] = password.get_secret_value()
-        url = without_password(url)
+    url, settings = client_settings(url, password, timeout_seconds)
     try:
         if is_cluster:
             # One more try follows a fail-over; a lease may be written twice.

@@ -25,7 +25,7 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def redis(redis_server: RedisServer) -> AsyncIterator[Client]:
-    client = connect(redis_server.url)
+    client = connect(redis_server.url, timeout_seconds=2.0)
     yield client
     await client.aclose()
 

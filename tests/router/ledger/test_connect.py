@@ -66,20 +66,22 @@ async def serve_a_block(redis: Client) -> None:
 async def test_a_single_server_with_a_password(binary: Path) -> None:
     with running_redis(binary=binary, password="a b/c@d") as server:
         url = f"redis://:a%20b%2Fc%40d@127.0.0.1:{server.port}/0"
-        await serve_a_block(connect(url))
+        await serve_a_block(connect(url, timeout_seconds=2.0))
 
 
 @pytest.mark.parametrize("binary", SERVERS, ids=lambda path: path.name)
 async def test_a_cluster_node(binary: Path) -> None:
     with running_redis(binary=binary, is_cluster_node=True) as server:
-        await serve_a_block(connect(server.url, cluster=True))
+        await serve_a_block(connect(server.url, cluster=True, timeout_seconds=2.0))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
 async def test_tls_with_an_own_authority(redis_server: RedisServer, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path)
     async with tls_front(redis_server.port, certificate, key) as port:
-        await serve_a_block(connect(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}"))
+        await serve_a_block(
+            connect(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}", timeout_seconds=2.0)
+        )
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
@@ -88,7 +90,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
 ) -> None:
     certificate, key = make_certificate(tmp_path)
     async with tls_front(redis_server.port, certificate, key) as port:
-        redis = connect(f"rediss://127.0.0.1:{port}")
+        redis = connect(f"rediss://127.0.0.1:{port}", timeout_seconds=2.0)
         with pytest.raises(Unavailable) as raised:
             await world.router(redis=redis).snapshot()
         assert "certificate" in str(raised.value.__cause__).lower()
@@ -98,12 +100,12 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(
 async def test_a_password_of_its_own_wins_over_the_urls() -> None:
     with running_redis(password="opens") as server:
         url = f"redis://:wrong@127.0.0.1:{server.port}/0"
-        await serve_a_block(connect(url, password=SecretStr("opens")))
+        await serve_a_block(connect(url, password=SecretStr("opens"), timeout_seconds=2.0))
 
 
 async def test_a_wrong_password_is_told(world: World) -> None:
     with running_redis(password="right") as server:
-        redis = connect(f"redis://:wrong@127.0.0.1:{server.port}")
+        redis = connect(f"redis://:wrong@127.0.0.1:{server.port}", timeout_seconds=2.0)
         with pytest.raises(Unavailable) as raised:
             await world.router(redis=redis).snapshot()
         cause = str(raised.value.__cause__)
@@ -125,7 +127,7 @@ async def test_a_server_that_takes_no_writes_is_unavailable_until_it_does(
     binary: Path, broken: tuple[str, ...], mended: tuple[str, ...]
 ) -> None:
     with running_redis(binary=binary) as server:
-        redis = connect(server.url)
+        redis = connect(server.url, timeout_seconds=2.0)
         world = World(redis, "unfit")
         await world.publish(lease("w"))
         router = world.router()
@@ -156,7 +158,7 @@ def test_an_unusable_url_is_refused_without_showing_the_password(
     url: str, is_cluster: bool
 ) -> None:
     with pytest.raises(ConfigurationError, match="redis url") as raised:
-        connect(url, cluster=is_cluster)
+        connect(url, cluster=is_cluster, timeout_seconds=2.0)
     assert "secret" not in str(raised.value)
 
 

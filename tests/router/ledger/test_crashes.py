@@ -152,8 +152,8 @@ VICTIM = """
 
     async def main(url, namespace):
         router = Ledger(
-            connect(url), namespace=namespace, router_id="victim", model="small", lease_seconds=1.0,
-            counts_blocks=True,
+            connect(url, timeout_seconds=2.0), namespace=namespace, router_id="victim",
+            model="small", lease_seconds=1.0, poll_seconds=1.0, counts_blocks=True,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(router.run())

@@ -233,7 +233,8 @@ class LosesRedisBeforeJoining(Ledger):
     """Its server dies between the first look and the joining of the line."""
 
     def __init__(self, server: RedisServer, redis: Client) -> None:
-        super().__init__(redis, namespace="unlucky", router_id="a", model=MODEL, poll_seconds=0.1)
+        settings = {"lease_seconds": 10.0, "poll_seconds": 0.1}
+        super().__init__(redis, namespace="unlucky", router_id="a", model=MODEL, **settings)
         self._server = server
         self._has_lost_redis = False
         self.has_failed_to_join = asyncio.Event()

@@ -45,7 +45,12 @@ class SeesWorkersChange(Ledger):
 async def test_a_fleet_that_never_holds_still_is_waited_for_in_line(world: World) -> None:
     await world.publish(lease("w"))
     router = SeesWorkersChange(
-        world.redis, namespace=world.namespace, router_id="a", model=MODEL, poll_seconds=600.0
+        world.redis,
+        namespace=world.namespace,
+        router_id="a",
+        model=MODEL,
+        lease_seconds=10.0,
+        poll_seconds=600.0,
     )
     running = asyncio.create_task(router.run())
     asked = asyncio.create_task(placer(router).prefill(ticket(), block(), demand()))

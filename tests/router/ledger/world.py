@@ -75,6 +75,8 @@ class World:
             router_id=router_id,
             model=settings.pop("model", MODEL),
             counts_blocks=settings.pop("counts_blocks", True),
+            lease_seconds=settings.pop("lease_seconds", 10.0),
+            poll_seconds=settings.pop("poll_seconds", 1.0),
             **settings,
         )
         self._routers.append(ledger)

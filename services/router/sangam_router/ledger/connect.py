@@ -4,8 +4,6 @@ Decides timeouts and connection settings: nothing may hang, and retrying is the 
 (``session``), since a command whose reply was lost may have been carried out.
 """
 
-from typing import Any
-
 from pydantic import SecretStr
 from redis import exceptions
 from redis.asyncio import Redis
@@ -14,11 +12,14 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from sangam_core.errors import ConfigurationError
-from sangam_core.redis_url import without_password
+from sangam_core.redis_url import client_settings, without_password
 from sangam_router.ledger.scripts import Client
 
 _CLUSTER_NUM_RETRIES = 1
 """A cluster client needs one more try to follow a fail-over; scripts bear being repeated."""
+
+_HEALTH_CHECK_SECONDS = 15.0
+"""A connection that is idle for longer is probed before it is used."""
 
 
 def connect(
@@ -26,8 +27,7 @@ def connect(
     *,
     password: SecretStr | None = None,
     cluster: bool = False,
-    timeout_seconds: float = 2.0,
-    health_check_seconds: float = 15.0,
+    timeout_seconds: float,
 ) -> Client:
     """A client for a Redis or Valkey >= 6.2, or a cluster of them. Connects on first use.
 
@@ -37,22 +37,12 @@ def connect(
             node.
         password: wins over one in the URL.
         timeout_seconds: of connecting, and of every reply.
-        health_check_seconds: a connection idle for longer is probed before it is used.
 
     Raises:
         ConfigurationError: the URL cannot be used.
     """
-    settings: dict[str, Any] = {
-        "decode_responses": True,
-        "socket_timeout": timeout_seconds,
-        "socket_connect_timeout": timeout_seconds,
-        "socket_keepalive": True,
-        "health_check_interval": health_check_seconds,
-        "protocol": 2,
-    }
-    if password is not None:
-        settings["password"] = password.get_secret_value()
-        url = without_password(url)
+    url, settings = client_settings(url, password, timeout_seconds)
+    settings["health_check_interval"] = _HEALTH_CHECK_SECONDS
     try:
         if cluster:
             return RedisCluster.from_url(

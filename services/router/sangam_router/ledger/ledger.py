@@ -84,8 +84,8 @@ class Ledger:
         protocol: int = PROTOCOL_VERSION,
         block_length: int = DEFAULT_BLOCK_LENGTH,
         counts_blocks: bool = False,
-        lease_seconds: float = 10.0,
-        poll_seconds: float = 1.0,
+        lease_seconds: float,
+        poll_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keys = LedgerKeys(namespace)
@@ -256,7 +256,7 @@ class Ledger:
         await self._flush()
 
     async def audit(self) -> Audit:
-        """Recompute every counter from the records; for ``/admin`` and tests.
+        """Recompute every counter from the records.
 
         Raises:
             Unavailable: Redis does not answer.
