@@ -244,7 +244,7 @@ async def test_the_internal_port_shows_the_fleet(leased: Fleet, model_folder: Pa
             leased.keys.desired("p"), mapping={"role": "decode", "is_drained": "1"}
         )
         assert await ask(client) == TEXT
-        app = internal_app(parts.public.metrics, parts.report, parts.readiness)
+        app = internal_app(parts.public.metrics, parts.report, parts.readiness, parts.audit)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://r") as inside:
             fleet = (await inside.get("/admin/fleet")).json()
@@ -291,7 +291,7 @@ async def test_workers_of_another_block_length_get_nothing_and_are_shown(
         await leased.publish(other, block_length=16)
         await leased.redis.hset(leased.keys.refused("b"), mapping={"reason": "unknown_role"})
         assert await ask(client) == TEXT
-        app = internal_app(parts.public.metrics, parts.report, parts.readiness)
+        app = internal_app(parts.public.metrics, parts.report, parts.readiness, parts.audit)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://r") as inside:
             fleet = (await inside.get("/admin/fleet")).json()

@@ -16,7 +16,7 @@ PATH = "/admin/prometheus-targets"
 
 
 async def ask(parts: Parts, path: str) -> httpx.Response:
-    app = internal_app(parts.public.metrics, parts.report, parts.readiness)
+    app = internal_app(parts.public.metrics, parts.report, parts.readiness, parts.audit)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://r") as inside:
         return await inside.get(path)

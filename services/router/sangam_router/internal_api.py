@@ -4,15 +4,18 @@ For operators, probes and Prometheus; never published. Decides when the router i
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from importlib import resources
 
 from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from sangam_core.errors import Unavailable
 from sangam_router.fleet import FleetView
 from sangam_router.fleet_report import FleetReport
+from sangam_router.ledger.audit import Audit
 from sangam_router.metrics import RouterMetrics
 
 
@@ -56,8 +59,17 @@ class Readiness:
         return self._fleet.problem()
 
 
-def internal_app(metrics: RouterMetrics, report: FleetReport, readiness: Readiness) -> FastAPI:
-    """The internal ASGI application."""
+def internal_app(
+    metrics: RouterMetrics,
+    report: FleetReport,
+    readiness: Readiness,
+    audit: Callable[[], Awaitable[Audit]],
+) -> FastAPI:
+    """The internal ASGI application.
+
+    Args:
+        audit: reads all of the ledger (``Ledger.audit``); only when it is asked for.
+    """
     app = FastAPI(title="Sangam router", docs_url=None, redoc_url=None, openapi_url=None)
     page = resources.files(__package__).joinpath("fleet_page.html").read_text("utf-8")
     metrics.registry.register(report)
@@ -91,6 +103,13 @@ def internal_app(metrics: RouterMetrics, report: FleetReport, readiness: Readine
             return JSONResponse({"problem": "Redis has not answered yet"}, 503)
         return JSONResponse(targets)
 
+    async def show_audit() -> Response:
+        try:
+            found = await audit()
+        except Unavailable as error:
+            return JSONResponse({"problem": str(error)}, 503)
+        return JSONResponse(_audit_body(found))
+
     async def show_page() -> Response:
         return HTMLResponse(page)
 
@@ -99,5 +118,16 @@ def internal_app(metrics: RouterMetrics, report: FleetReport, readiness: Readine
     app.add_api_route("/healthz", alive, response_model=None)
     app.add_api_route("/admin/fleet", show_fleet, response_model=None)
     app.add_api_route("/admin/prometheus-targets", show_prometheus_targets, response_model=None)
+    app.add_api_route("/admin/audit", show_audit, response_model=None)
     app.add_api_route("/", show_page, response_model=None)
     return app
+
+
+def _audit_body(audit: Audit) -> dict[str, object]:
+    """Every script of the ledger leaves counters and records alike: a difference is a fault."""
+    return {
+        "is_consistent": not audit.differences,
+        "differences": [asdict(each) for each in audit.differences],
+        "num_records": len(audit.records),
+        "num_waiting": len(audit.entries),
+    }

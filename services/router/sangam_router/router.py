@@ -5,7 +5,7 @@ servers, and takes them down in order.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from sangam_router.fleet_watch import FleetWatcher, WatchStatus
 from sangam_router.fleet_watch.start import fleet_watcher
 from sangam_router.internal_api import Readiness, internal_app
 from sangam_router.ledger import Ledger
+from sangam_router.ledger.audit import Audit
 from sangam_router.ledger.connect import connect
 from sangam_router.ledger.placing import Placer
 from sangam_router.ledger.scripts import Client
@@ -62,7 +63,8 @@ async def serve(settings: RouterSettings, model: Model) -> None:
     async with running(settings, model) as parts:
         public = Listener(public_app(parts.public), public_socket)
         internal = Listener(
-            internal_app(parts.public.metrics, parts.report, parts.readiness), internal_socket
+            internal_app(parts.public.metrics, parts.report, parts.readiness, parts.audit),
+            internal_socket,
         )
         public_server = public.server(settings.shutdown_seconds, head_seconds=settings.head_seconds)
         internal_server = internal.server(1.0, head_seconds=settings.head_seconds)
@@ -89,6 +91,7 @@ class Parts:
     public: PublicParts
     report: FleetReport
     readiness: Readiness
+    audit: Callable[[], Awaitable[Audit]]
 
 
 @asynccontextmanager
@@ -128,6 +131,7 @@ async def running(settings: RouterSettings, model: Model) -> AsyncIterator[Parts
                     ),
                     report=_report(settings, redis, ledger, fleet, watcher),
                     readiness=Readiness(fleet, redis_grace_seconds=settings.redis_grace_seconds),
+                    audit=ledger.audit,
                 )
             finally:
                 for task in background:

@@ -1,6 +1,6 @@
 """Recomputes the counters from the records: they are derived, and this shows whether they are.
 
-Used by tests; decides nothing and changes nothing.
+Shown by ``/admin/audit``; tests hold it empty of differences. Decides nothing and changes nothing.
 """
 
 from collections import Counter
