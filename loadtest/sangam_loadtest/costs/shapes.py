@@ -1,16 +1,16 @@
 """The shapes of the models that a cost is wanted for, and the sizes that follow from them.
 
-Decides names and dimensions of LLaDA-8B, Dream-7B and the shipped small model, and how a
-``config.json`` is read for any other; source: ``dllm-semantics`` section a. Called by ``model``,
-``capacity`` and ``fit``.
+Decides which names are known, and what a cost needs of a model's configuration; the dimensions are
+the worker's (``models``). Called by ``model``, ``capacity`` and ``fit``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from sangam_core.errors import ConfigurationError
 from sangam_worker.models.config import SMALL_MODEL, read_model_config, resolve_model
 from sangam_worker.models.description import ModelConfig
+from sangam_worker.models.random_models import RANDOM_PREFIX, random_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,27 @@ class ModelShape:
         return self.number_bytes * numbers
 
 
-LLADA_8B = ModelShape("llada-8b", 32, 4096, 12288, 32, 32, 128, 126464)
-DREAM_7B = ModelShape("dream-7b", 28, 3584, 18944, 28, 4, 128, 152064)
+def shape_from(config: ModelConfig, number_bytes: int) -> ModelShape:
+    """The shape in a model's configuration."""
+    return ModelShape(
+        name=config.name,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.mlp_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        number_bytes=number_bytes,
+    )
+
+
+def _published(name: str) -> ModelShape:
+    """A model whose shape the worker knows without its files."""
+    return replace(shape_from(random_config(RANDOM_PREFIX + name), number_bytes=2), name=name)
+
+
+LLADA_8B, DREAM_7B = _published("llada-8b"), _published("dream-7b")
 
 _SHAPES = {shape.name: shape for shape in (LLADA_8B, DREAM_7B)}
 
@@ -104,18 +123,3 @@ def shape_of(model: str) -> ModelShape:
         known = ", ".join([*_SHAPES, SMALL_MODEL])
         raise ConfigurationError(f"{error} (known by name: {known})") from error
     return shape_from(config, number_bytes=4 if model == SMALL_MODEL else 2)
-
-
-def shape_from(config: ModelConfig, number_bytes: int) -> ModelShape:
-    """The shape in a model's configuration."""
-    return ModelShape(
-        name=config.name,
-        num_layers=config.num_layers,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.mlp_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        number_bytes=number_bytes,
-    )

@@ -13,6 +13,8 @@ def test_the_two_models_have_their_published_sizes() -> None:
     # The H200 profile: 1.07 GB for 2,048 tokens of LLaDA-8B.
     assert 2048 * LLADA_8B.kv_bytes_per_token == pytest.approx(1.07e9, rel=0.01)
     assert (LLADA_8B.attention_kind, DREAM_7B.attention_kind) == ("mha", "gqa")
+    assert (LLADA_8B.name, LLADA_8B.num_layers, LLADA_8B.head_dim) == ("llada-8b", 32, 128)
+    assert (DREAM_7B.name, DREAM_7B.num_layers, DREAM_7B.head_dim) == ("dream-7b", 28, 128)
 
 
 def test_the_shipped_model_is_read_from_its_config_and_served_in_float32() -> None:
