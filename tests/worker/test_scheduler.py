@@ -171,10 +171,11 @@ def test_an_uncached_block_goes_on_without_repeating_anything() -> None:
 
 def test_a_restarted_block_can_be_handed_over() -> None:
     scheduler = a_scheduler()
-    scheduler.submit(a_state(resume=a_resume(), hands_over=True))
+    state = a_state(resume=a_resume(), hands_over=True)
+    scheduler.submit(state)
     progress = ran(scheduler, scheduler.next_plan())["a"]
     assert (progress.stage, progress.carry) == (Stage.HOLDING, 1.0)
-    assert scheduler.ids_of(key("a"))[9] == 7
+    assert state.ids[9] == 7
 
 
 # -- the end of an answer --------------------------------------------------------------------

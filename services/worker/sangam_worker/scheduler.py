@@ -95,13 +95,6 @@ class Scheduler:
 
     # -- what the service asks for --------------------------------------------------------
 
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._blocks
-
-    def can_ever_hold(self, state: BlockState) -> bool:
-        """Whether the whole pool would hold the block."""
-        return state.num_pages <= self.pages.total_pages
-
     def submit(self, state: BlockState) -> None:
         """Queue a block's whole-sequence pass, in request arrival order."""
         self._add(state)
@@ -149,10 +142,6 @@ class Scheduler:
         """The stage of a block, ``None`` when it is not here."""
         state = self._blocks.get(key)
         return None if state is None else state.stage
-
-    def ids_of(self, key: BlockKey) -> tuple[int, ...]:
-        """The sequence of a block as it stands."""
-        return tuple(self._blocks[key].ids)
 
     @property
     def num_waiting(self) -> int:
