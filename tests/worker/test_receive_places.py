@@ -165,6 +165,18 @@ async def test_a_block_for_which_no_place_comes_free_fails_at_its_deadline_and_o
     await exchange.close(1.0)
 
 
+async def test_a_block_whose_deadline_has_passed_asks_no_sender() -> None:
+    senders, ended = SilentSenders(), Ended()
+    exchange = an_exchange(senders, ended, 0.0)
+    key = fetch(exchange, "a")
+    await eventually(lambda: key in ended.results)
+    result = ended.results[key]
+    assert isinstance(result, LossReason)
+    assert result.message == "the deadline passed before its sender was asked"
+    assert senders.asked == []
+    await exchange.close(1.0)
+
+
 async def test_a_pair_whose_sender_failed_is_closed_and_its_sender_told() -> None:
     senders, ended = SilentSenders(), Ended()
     exchange = an_exchange(senders, ended, 30.0)

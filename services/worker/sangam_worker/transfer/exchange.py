@@ -201,6 +201,8 @@ class KVExchange:
         deadline: float,
     ) -> int:
         left = deadline - time.monotonic()
+        if left <= 0:  # others' pairs were closed for this one first, or the process stood still
+            raise TransferError("the deadline passed before its sender was asked")
         request = TransferRequest(
             key=key,
             sender_epoch=source.epoch,
