@@ -29,6 +29,9 @@ HEAD_DIM = 128
 
 DTYPE = torch.bfloat16
 
+_ASK_SECONDS = 60.0
+"""Longest time for ninja to look at a kernel's sources: the cache may be on a network's disk."""
+
 _BUILT_FOR = "built_for"
 """File beside an image's kernels: the GPUs they are for, as FlashInfer names its cache's folder."""
 
@@ -108,10 +111,12 @@ def _is_current(kernel: Any) -> bool:
         return False
     try:
         kernel.write_ninja()
-    except (OSError, RuntimeError):  # no compiler, or nowhere to write: as ``build`` will say
-        return False
-    command = ["ninja", "-n", "-C", str(kernel.build_dir), "-f", str(kernel.ninja_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = ["ninja", "-n", "-C", str(kernel.build_dir), "-f", str(kernel.ninja_path)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_ASK_SECONDS
+        )
+    except (OSError, RuntimeError, subprocess.TimeoutExpired):
+        return False  # no compiler, or nowhere to write: as ``build`` will say
     return "no work to do" in done.stdout
 
 

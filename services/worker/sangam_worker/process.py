@@ -173,16 +173,7 @@ class Worker:
             prepare=self._warm_up,
         )
         self._peers = PeerClient(settings.internal_token.get_secret_value(), self.url)
-        self.exchange = KVExchange(
-            standing=self.standing,
-            blocks=self.loop,
-            transport=self._transport,
-            geometry=self._kv,
-            ask_sender=self._peers.ask_sender,
-            tell_closed=self._peers.tell_closed,
-            metrics=metrics,
-            deadline_seconds=settings.transfer_deadline_seconds,
-        )
+        self.exchange = self._exchange()
         metrics.transfers_hold(
             pairs=lambda: self.exchange.num_pairs,
             staging_bytes=lambda: self._transport.staging_bytes,
@@ -199,6 +190,18 @@ class Worker:
         )
         self.presence = self._presence()
         self.standing.on_change(self.presence.nudge)
+
+    def _exchange(self) -> KVExchange:
+        return KVExchange(
+            standing=self.standing,
+            blocks=self.loop,
+            transport=self._transport,
+            geometry=self._kv,
+            ask_sender=self._peers.ask_sender,
+            tell_closed=self._peers.tell_closed,
+            metrics=self.metrics,
+            deadline_seconds=self.settings.transfer_deadline_seconds,
+        )
 
     def _warm_up(self) -> None:
         """Run iterations of every kind on the GPU thread: ``start`` ran them on another one."""

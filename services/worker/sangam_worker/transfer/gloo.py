@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
@@ -245,12 +245,10 @@ def _unless_given_up(meet: Callable[[], KVChannel], given_up: threading.Event) -
             met.set_exception(error)
 
     threading.Thread(target=run, name="kv meet", daemon=True).start()
-    while True:
-        try:
-            return met.result(_LOOK_SECONDS)
-        except TimeoutError:
-            if given_up.is_set():
-                raise TransferError("gloo did not connect: the channel was aborted") from None
+    while not wait([met], _LOOK_SECONDS).done:
+        if given_up.is_set():
+            raise TransferError("gloo did not connect: the channel was aborted")
+    return met.result()
 
 
 def _group_of_two(store: Store, rank: int, host: str, deadline: float) -> _Group:

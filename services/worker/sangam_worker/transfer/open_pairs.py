@@ -75,7 +75,8 @@ class OpenPairs:
 
     async def close(self, pair: Pair) -> None:
         """End a pair that nobody uses here, when nobody uses its other end either."""
-        if not self._remove(pair):
+        is_taken_up = not pair.unused.is_set()  # since it was found to be idle
+        if is_taken_up or not self._remove(pair):
             return
         try:
             # A receiver that asks for it uses its end for nothing else, and is refused at once.

@@ -3,7 +3,7 @@
 A channel joins one sender to one receiver, in one direction, one transfer at a time. The
 receiver makes an offer, an opaque text that travels to the sender over the internal HTTP API (an
 NCCL unique id, or the address of a gloo store), and both connect with it. Calls block and belong
-in a thread of the channel's own (``exchange``). Nothing here knows torch or HTTP.
+in a thread of the channel's own (``pairs``). Nothing here knows torch or HTTP.
 """
 
 import sys
