@@ -28,6 +28,7 @@ from sangam_loadtest.simulator.system import (
     DEFAULT_TAU_TOKENS,
     Split,
     System,
+    max_batch_blocks,
     transferred_decode_share,
 )
 
@@ -157,7 +158,8 @@ class PolicyOptions:
         """A deployment.
 
         Args:
-            system: whose; the paper's has no rule of ours for transferred decodes.
+            system: whose; the paper's has no rule of ours for transferred decodes, nor a largest
+                batch.
             buffer: L where none was asked for.
         """
         return System(
@@ -176,4 +178,5 @@ class PolicyOptions:
             placement=self.placement,
             max_blocks_per_decoder=self.max_blocks,
             admission=self.admission,
+            max_batch_blocks=max_batch_blocks(system),
         )

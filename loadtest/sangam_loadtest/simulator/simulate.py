@@ -120,6 +120,7 @@ def deployed(
                 tau_tokens=system.tau_tokens[role],
                 transferred_decode_share=system.transferred_decode_share,
                 admission=system.admission,
+                max_batch_blocks=system.max_batch_blocks,
             ),
             costs.seconds,
             clock,

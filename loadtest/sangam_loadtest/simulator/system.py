@@ -14,6 +14,7 @@ from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import DEFAULT_BLOCK_LENGTH
 from sangam_core.placement import PlacementPolicy, Role
 from sangam_core.placements import HYBRID, PLACEMENTS
+from sangam_worker.scheduler import UNBOUNDED
 
 _LETTERS = {"P": Role.PREFILL, "C": Role.COLOCATED, "D": Role.DECODE}
 _SPLIT = re.compile(r"(?:\d+[PCD])+")
@@ -25,11 +26,17 @@ DEFAULT_TAU_TOKENS = {Role.PREFILL: 8192, Role.COLOCATED: 1024, Role.DECODE: 102
 PAPER = "paper"
 """The paper's system, by its name in the cost model's table."""
 _TRANSFERRED_DECODE_SHARE = 0.75
+_MAX_BATCH_BLOCKS = 256
 
 
 def transferred_decode_share(system: str) -> float:
     """The worker's setting in a system; the paper's has no such rule."""
     return math.inf if system == PAPER else _TRANSFERRED_DECODE_SHARE
+
+
+def max_batch_blocks(system: str) -> int:
+    """The worker's setting in a system; the paper's batches end where its pages do."""
+    return UNBOUNDED if system == PAPER else _MAX_BATCH_BLOCKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,8 @@ class System:
         block_length: positions of a block.
         placement, admission: policies by name (``sangam_core.placements``, ``.admission``).
         max_blocks_per_decoder: as the router's setting.
+        max_batch_blocks: as the worker's setting; by default pages alone bound a batch, as in the
+            reproduction.
     """
 
     split: Split
@@ -115,6 +124,7 @@ class System:
     placement: str = HYBRID
     max_blocks_per_decoder: float = math.inf
     admission: str = DEFICIT
+    max_batch_blocks: int = UNBOUNDED
 
     def __post_init__(self) -> None:
         if self.total_pages < 1:
@@ -122,6 +132,8 @@ class System:
         for role, tau in self.tau_tokens.items():
             if tau < 1:
                 raise ConfigurationError(f"tau of role {role} must be at least 1, not {tau}")
+        if self.max_batch_blocks < 1:
+            raise ConfigurationError(f"a batch needs a block, not {self.max_batch_blocks}")
         if not self.max_blocks_per_decoder > 0:  # nan too
             raise ConfigurationError(
                 f"the bound on blocks must be positive, not {self.max_blocks_per_decoder}"

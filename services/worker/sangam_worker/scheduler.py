@@ -24,7 +24,7 @@ from sangam_worker.pages import PageAllocator
 from sangam_worker.plan import Outcome, Pass, PassOutcome, Plan
 
 UNBOUNDED = 2**31
-"""As ``max_batch_blocks``: pages alone bound an iteration, as in the simulator."""
+"""As ``max_batch_blocks``: pages alone bound an iteration, as in the paper."""
 
 
 class Progress(NamedTuple):

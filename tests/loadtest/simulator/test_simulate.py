@@ -213,6 +213,20 @@ def test_the_small_world_runs_the_same_blocks_in_the_same_places(
     assert placed == small.num_prefills
 
 
+def test_a_worker_runs_its_largest_batch_and_no_more() -> None:
+    def largest(**bound: int) -> int:
+        sizes: list[int] = []
+        a_run(
+            a_plan(*[(0.0, 32, 32)] * 6),
+            a_system(tau=1024, **bound),
+            watch=lambda it: sizes.append(it.batch.num_decodes + it.batch.num_prefills),
+        )
+        return max(sizes)
+
+    assert largest() == 6
+    assert largest(max_batch_blocks=4) == 4
+
+
 def test_who_is_under_way_at_a_time_out_has_failed() -> None:
     plan = a_plan((0.0, 32, 32), (0.0, 32, 32), (0.0, 32, 32), (2.0, 32, 32))
     result = a_run(plan, a_system("1C"), commits=EqualCommits(32), timeout_seconds=0.5)

@@ -8,7 +8,7 @@ from tests.loadtest.simulator.builders import a_system
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.placement import Role
-from sangam_loadtest.simulator.system import DEFAULT_TAU_TOKENS, Split, System
+from sangam_loadtest.simulator.system import DEFAULT_TAU_TOKENS, Split, System, max_batch_blocks
 from sangam_worker.settings import WorkerSettings
 
 
@@ -57,6 +57,7 @@ def test_a_split_that_could_not_serve_is_refused(text: str, problem: str) -> Non
         ({"placement": "best"}, "placement 'best': use one of hybrid"),
         ({"admission": "all"}, "admission 'all': use one of deficit"),
         ({"mask_buffer_tokens": 100}, r"L \(100\)"),
+        ({"max_batch_blocks": 0}, "a batch needs a block, not 0"),
         ({"mask_buffer_tokens": 0}, r"L \(0\)"),
     ],
 )
@@ -77,6 +78,11 @@ def test_defaults_are_the_workers_own() -> None:
         assert DEFAULT_TAU_TOKENS[role] == fields[f"tau_tokens_{role}"].default
     share = fields["transferred_decode_share"].default
     assert System(Split.parse("8C"), 100).transferred_decode_share == share
+    assert max_batch_blocks("sangam") == fields["max_batch_blocks"].default
+
+
+def test_the_papers_batches_end_where_pages_do() -> None:
+    assert max_batch_blocks("paper") == System(Split.parse("8C"), 100).max_batch_blocks
 
 
 def test_a_split_without_a_worker_is_refused_by_what_was_written() -> None:
