@@ -73,6 +73,14 @@ def test_the_stop_string_that_completes_first_ends_the_text_however_it_is_cut(
     assert stream.is_stopped == (expected != text or any(text.endswith(s) for s in stops))
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_short_stop_string_within_a_long_one_wins_although_it_starts_later(size: int) -> None:
+    stream, out = TextStream(decode, ["bcde", "cd"]), ""
+    for piece in cut(list(b"abcdef"), [size] * 6):
+        out += "" if stream.is_stopped else stream.push(piece)
+    assert (out, stream.num_tokens) == ("ab", 4)
+
+
 @given(LETTERS, STOPS, SIZES)
 def test_tokens_count_up_to_the_one_that_completes_the_stop_string(
     text: str, stops: list[str], sizes: list[int]
