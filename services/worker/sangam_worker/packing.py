@@ -1,7 +1,7 @@
 """Turns a plan into one packed batch: rows without padding between them, and index arrays.
 
 Decides which row predicts which masked position. Host arrays only (numpy): ``engine`` moves them
-to the device in one go. Called by ``engine``.
+to the device in one go. Called by ``engine`` and ``graphs``.
 """
 
 from bisect import bisect_left

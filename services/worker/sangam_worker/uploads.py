@@ -1,7 +1,7 @@
 """Host arrays on their way to the device, without waiting for what the device is doing.
 
 A plain copy of pageable memory would wait. Called by whoever prepares an iteration: ``engine``,
-the attention backend, ``sampler``.
+``graphs``, the attention backend, ``sampler``.
 """
 
 from collections.abc import Sequence
