@@ -1,7 +1,7 @@
 """Shapes of models with random weights, for benchmarks: ``random:<name>``.
 
-Called by ``config``, and by the load test's cost model for the published dimensions; the weights are
-drawn in ``weights``. No torch.
+Called by ``config``, and by the load test's cost model for the published dimensions; the weights
+are drawn in ``weights``. No torch.
 """
 
 from sangam_core.errors import ConfigurationError
