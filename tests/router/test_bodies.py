@@ -16,6 +16,7 @@ def a_request(*pieces: bytes, states_length: bool = False) -> Request:
     left = list(pieces)
 
     async def receive() -> Message:
+        assert left, "a server waits here until the client goes away"
         body = left.pop(0)
         return {"type": "http.request", "body": body, "more_body": bool(left)}
 

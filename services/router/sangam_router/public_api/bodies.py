@@ -29,23 +29,23 @@ async def read_json(request: Request, *, max_bytes: int, seconds: float) -> Any:
         ClientDisconnect: the client went away.
     """
     body = bytearray()
-    is_too_large = _stated_length(request) > max_bytes
+    is_too_large, has_more = _stated_length(request) > max_bytes, True
     try:
         async with asyncio.timeout(seconds):
-            while not is_too_large:
+            while has_more and not is_too_large:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 body += message.get("body", b"")
                 is_too_large = len(body) > max_bytes
-                if not message.get("more_body", False):
-                    break
+                has_more = message.get("more_body", False)
     except TimeoutError:
         raise InvalidRequest(
             f"the body did not arrive within {seconds:g} s", code="request_timeout"
         ) from None
     if is_too_large:
-        await _discard_a_while(request)
+        if has_more:  # else the wait would be for the client to go away
+            await _discard_a_while(request)
         raise InvalidRequest(f"the body is larger than {max_bytes} bytes", code="request_too_large")
     _check_encoding(request)  # not before: an answer in the middle of a body may never be read
     return _parse(bytes(body))
