@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from structlog.testing import capture_logs
 from tests.router.builders import served
 from tests.router.memory_places import MemoryPlaces
 from tests.router.stub_worker import StubWorker, say
@@ -186,3 +187,16 @@ async def test_a_body_that_breaks_its_framing_ends_the_connection_and_nothing_el
         async with connected(router.url) as opened:
             opened.writer.write(ASKED + b"\r\n")
             assert b"200 OK" in await opened.answer()
+
+
+async def test_an_application_that_would_answer_a_broken_request_fails_at_nothing(
+    model_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has been called when the body turns out to be broken, and answers without reading it."""
+    head = f"PUT {CHAT} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    with capture_logs() as logs:
+        async with wire(model_folder, head_seconds=PATIENCE_SECONDS) as opened:
+            opened.writer.write(head + b"no length\r\n")
+            assert "no valid HTTP request" in told(await opened.rest(), 400)
+    assert [each for each in logs if each["log_level"] == "error"] == []
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == []

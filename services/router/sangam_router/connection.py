@@ -101,6 +101,8 @@ class Connection(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:  # an application that has not answered yet answers nobody
+            self.cycle.disconnected = True
         self.transport.close()
 
 
