@@ -12,6 +12,7 @@ import torch
 from tests.worker.fakes import ToyPool
 from tests.worker.transport_checks import ProcessChecks, TransportChecks, a_pool
 
+from benchmarks.gpu.nccl_loop import NcclLoop
 from sangam_core.errors import TransferError
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.transfer.choice import nccl_transport
@@ -25,7 +26,6 @@ from sangam_worker.transfer.memory import (
 )
 from sangam_worker.transfer.nccl import NcclTransport
 from sangam_worker.transfer.nccl_library import load_nccl
-from sangam_worker.transfer.nccl_loop import NcclLoop
 from sangam_worker.transfer.protocol import Side
 
 pytestmark = [

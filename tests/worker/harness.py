@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 from tests.worker.fakes import MASK_ID, ToyEngine
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
 from sangam_core.decoding import Commit, Decoding, Resume
 from sangam_core.wire import (
@@ -26,7 +27,6 @@ from sangam_core.wire import (
 )
 from sangam_worker.process import Worker
 from sangam_worker.settings import WorkerSettings
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.pool import KVPool
 from sangam_worker.transfer.protocol import KVTransport
 

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tests.worker.fakes import ToyPool
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
 from sangam_core.errors import TransferError
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.protocol import KVChannel, Side
 
 

@@ -19,6 +19,7 @@ from tests.worker.nccl_rig import PAGE_BYTES, NcclRig, until
 from tests.worker.side_streams_fake import FakeStreams
 from tests.worker.transport_checks import TransportChecks, a_pool, failed, move
 
+from benchmarks.gpu.nccl_loop import NcclLoop
 from sangam_core.errors import ConfigurationError, TransferError
 from sangam_core.placement import Role
 from sangam_core.wire import PassRan
@@ -32,7 +33,6 @@ from sangam_worker.transfer.layer_rows import LayerRows
 from sangam_worker.transfer.memory import SLOT_BYTES
 from sangam_worker.transfer.nccl import NcclTransport
 from sangam_worker.transfer.nccl_library import load_nccl
-from sangam_worker.transfer.nccl_loop import NcclLoop
 from sangam_worker.transfer.protocol import Side
 
 

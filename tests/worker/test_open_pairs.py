@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.worker.fakes import GatedTransport, ToyPool
 from tests.worker.harness import Client, a_client, a_decode, a_sequence, a_worker, eventually
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 from tests.worker.worker_pairs import gated_workers, is_lost, moves_a_block, prefilled
 
 from sangam_core.errors import TransferError
 from sangam_core.placement import Role
 from sangam_worker.process import Worker
 from sangam_worker.transfer import exchange, open_pairs
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.open_pairs import OpenPairs
 from sangam_worker.transfer.pairs import Pair, PairKey
 from sangam_worker.transfer.pool import KVPool

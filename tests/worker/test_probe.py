@@ -12,11 +12,11 @@ import pytest
 from tests.worker.fakes import GatedTransport, ToyEngine
 from tests.worker.harness import TOKEN, BlockRun, a_client, a_start, a_worker, eventually
 from tests.worker.ledger_watch import QUICK
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
 from sangam_core.wire import TOKEN_HEADER, Lost
 from sangam_router.local.redis_server import RedisServer, running_redis
 from sangam_worker import probe
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 
 
 @pytest.fixture(scope="module")

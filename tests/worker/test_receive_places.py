@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.worker.fakes import ToyPool
 from tests.worker.harness import eventually
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
 from sangam_core.errors import TransferError
 from sangam_core.placement import Role
@@ -15,7 +16,6 @@ from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.standing import Standing
 from sangam_worker.tracking import Moved
 from sangam_worker.transfer.exchange import KVExchange
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.places import TransferPlaces
 from sangam_worker.transfer.pool import KVGeometry
 from sangam_worker.transfer.wire import PairClosed, TransferAccepted, TransferRequest

@@ -17,13 +17,13 @@ from tests.worker.harness import (
     eventually,
 )
 from tests.worker.ledger_watch import QUICK, a_watch
+from tests.worker.loopback import LoopbackHub
 
 from sangam_core.decoding import Decoding
 from sangam_core.placement import Role
 from sangam_core.wire import Lost, PassRan
 from sangam_router.local.redis_server import RedisServer, running_redis
 from sangam_worker.process import Worker
-from sangam_worker.transfer.loopback import LoopbackHub
 
 
 @pytest.fixture

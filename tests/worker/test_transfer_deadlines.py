@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tests.worker.fakes import GatedTransport, ToyPool
 from tests.worker.harness import a_client, a_decode, a_sequence, a_start, a_worker, eventually
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 from tests.worker.test_open_pairs import Book
 from tests.worker.test_transfer_failures import Ended
 from tests.worker.worker_pairs import is_lost, prefilled
@@ -18,7 +19,6 @@ from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.standing import Standing
 from sangam_worker.transfer import open_pairs
 from sangam_worker.transfer.exchange import KVExchange
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.pairs import Pair, PairKey
 from sangam_worker.transfer.pool import KVGeometry, KVPool
 from sangam_worker.transfer.protocol import KVChannel, Side

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 import torch
 from tests.worker.fakes import ToyEngine, ToyPool
 from tests.worker.harness import a_client, a_decode, a_sequence, a_worker, eventually
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 from tests.worker.worker_pairs import gated_workers, is_lost, moves_a_block, prefilled, two_workers
 
 from sangam_core.placement import Role
@@ -14,7 +15,6 @@ from sangam_worker.metrics import WorkerMetrics
 from sangam_worker.standing import Standing
 from sangam_worker.tracking import Moved
 from sangam_worker.transfer.exchange import KVExchange
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.pool import KVGeometry
 from sangam_worker.transfer.wire import PairClosed, TransferAccepted, TransferRequest
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.worker.fakes import GatedTransport, toy_answer
 from tests.worker.harness import BlockRun, Client, a_client, a_decode, a_sequence, a_start, a_worker
+from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
 from sangam_core.placement import Role
 from sangam_core.wire import Lost, PassRan
 from sangam_worker.process import Worker
-from sangam_worker.transfer.loopback import LoopbackHub, LoopbackTransport
 from sangam_worker.transfer.pool import KVPool
 
 BLOCK_0 = range(20, 36)

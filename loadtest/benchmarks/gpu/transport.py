@@ -129,9 +129,9 @@ def _copier(pool: KVPool, max_ctas: int) -> Iterator[Copy]:
     if pool.device.type != "cuda":
         yield lambda sources, targets: _gathered(pool, sources, targets)
         return
+    from benchmarks.gpu.nccl_loop import NcclLoop
     from sangam_worker.transfer.cuda_streams import CudaStreams
     from sangam_worker.transfer.nccl_library import load_nccl
-    from sangam_worker.transfer.nccl_loop import NcclLoop
 
     library = load_nccl(pool.device)
     with NcclLoop(pool, library, CudaStreams(pool.device), max_ctas=max_ctas) as loop:

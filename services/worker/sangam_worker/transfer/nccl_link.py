@@ -2,7 +2,7 @@
 
 Its calls return at once; whether they came to anything is asked for again and again, in the thread
 that made them, never inside NCCL. Only ending it may come from another thread, for the case that
-a call is stuck after all. Called by ``nccl`` and ``nccl_loop``.
+a call is stuck after all. Called by ``nccl``.
 """
 
 import threading

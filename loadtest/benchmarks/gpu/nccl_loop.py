@@ -1,8 +1,8 @@
 """NCCL to oneself: pages of a pool copied to other pages of it by a communicator of one rank.
 
 What a single GPU can try of the transport (NCCL refuses two ranks on one): the same link, lanes,
-messages and copies, with a send and a receive of each message in one group. For benchmarks and
-the tests on GPUs; no worker uses it.
+messages and copies, with a send and a receive of each message in one group. Called by
+``transport`` and by the tests on GPUs; no worker uses it.
 """
 
 import time

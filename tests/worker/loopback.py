@@ -1,4 +1,4 @@
-"""KV transport within one process: for tests of everything above the wire, and ``--split`` runs.
+"""KV transport within one process: for tests of everything above the wire.
 
 Keeps the protocol to the letter, aborts and deadlines included, and wakes waiting calls at once.
 Workers that share a ``LoopbackHub`` reach each other.
