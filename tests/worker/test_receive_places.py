@@ -1,6 +1,7 @@
 """How many blocks a worker receives at once: the places, and the exchange that keeps to them."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -18,6 +19,8 @@ from sangam_worker.tracking import Moved
 from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.places import TransferPlaces
 from sangam_worker.transfer.pool import KVGeometry
+from sangam_worker.transfer.protocol import Side
+from sangam_worker.transfer.refusals import refused
 from sangam_worker.transfer.wire import PairClosed, TransferAccepted, TransferRequest
 
 
@@ -111,12 +114,36 @@ class SilentSenders:
         self.told.append(url)
 
 
-def an_exchange(senders: SilentSenders, ended: Ended, seconds: float) -> KVExchange:
+class ForgetfulSender(SilentSenders):
+    """Sends its first block; then it loses the channel, and says so when it is let."""
+
+    def __init__(self, hub: LoopbackHub) -> None:
+        super().__init__()
+        self.may_say_so = asyncio.Event()
+        self._transport = LoopbackTransport(ToyPool(), hub)
+
+    async def ask(self, url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
+        if request.key.request_id == "first":
+            threading.Thread(target=self._send, args=(request.communicator,)).start()
+            return TransferAccepted(sender_id="a", sender_epoch="e")
+        if request.key.request_id == "second":
+            await asyncio.wait_for(self.may_say_so.wait(), 30)
+            raise refused("stale_channel", "it is not connected here")
+        return await super().ask(url, request, seconds)
+
+    def _send(self, communicator: str) -> None:
+        channel = self._transport.connect(Side.SENDER, communicator, "", 10.0, threading.Event())
+        channel.send((1, 2), 10.0)
+
+
+def an_exchange(
+    senders: SilentSenders, ended: Ended, seconds: float, hub: LoopbackHub | None = None
+) -> KVExchange:
     metrics, pool = WorkerMetrics(), ToyPool()
     return KVExchange(
         standing=Standing(worker_id="w", url="", model="small", role=Role.DECODE, metrics=metrics),
         blocks=ended,
-        transport=FewReceives(pool, LoopbackHub()),
+        transport=FewReceives(pool, hub or LoopbackHub()),
         geometry=KVGeometry.of(pool),
         ask_sender=senders.ask,
         tell_closed=senders.tell,
@@ -125,10 +152,10 @@ def an_exchange(senders: SilentSenders, ended: Ended, seconds: float) -> KVExcha
     )
 
 
-def fetch(exchange: KVExchange, name: str) -> BlockKey:
-    """From a peer of the same name."""
-    key = BlockKey(request_id=name, block=0)
-    exchange.fetch(key, KVSource(worker_id=name, epoch="e", url=f"http://{name}"), (1, 2))
+def fetch(exchange: KVExchange, name: str, peer: str | None = None) -> BlockKey:
+    """From a peer, by default one of the same name."""
+    key, peer = BlockKey(request_id=name, block=0), peer or name
+    exchange.fetch(key, KVSource(worker_id=peer, epoch="e", url=f"http://{peer}"), (1, 2))
     return key
 
 
@@ -144,6 +171,28 @@ async def test_no_sender_is_asked_before_there_is_a_place_to_receive_in() -> Non
     senders.refuses.set()
     await eventually(lambda: c in ended.results)
     assert senders.asked == ["a", "c"]
+    await exchange.close(1.0)
+
+
+async def test_a_block_that_waits_again_as_its_channel_was_lost_can_be_given_up() -> None:
+    hub, ended = LoopbackHub(), Ended()
+    senders = ForgetfulSender(hub)
+    exchange = an_exchange(senders, ended, 30.0, hub)
+    first = fetch(exchange, "first", "a")
+    await eventually(lambda: first in ended.results)
+    assert isinstance(ended.results[first], Moved)
+    second = fetch(exchange, "second", "a")
+    await asyncio.sleep(0)
+    fetch(exchange, "other")
+    await asyncio.sleep(0)
+    senders.may_say_so.set()
+    await eventually(lambda: senders.asked == ["other"])
+    exchange.give_up(second)
+    await eventually(lambda: second in ended.results)
+    result = ended.results[second]
+    assert isinstance(result, LossReason)
+    assert result.code == "cancelled"
+    senders.refuses.set()
     await exchange.close(1.0)
 
 

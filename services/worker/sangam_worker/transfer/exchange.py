@@ -95,7 +95,7 @@ class KVExchange:
         self._pairs = OpenPairs(transport, self._tell_peer, self._start)
         self._turns: WeakValueDictionary[PairKey, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: dict[BlockKey, asyncio.Task[None]] = {}
+        self._fetching: dict[BlockKey, asyncio.Task[None]] = {}
         self._under_way: dict[BlockKey, Pair] = {}
 
     @property
@@ -108,18 +108,17 @@ class KVExchange:
     def fetch(self, key: BlockKey, source: KVSource, pages: tuple[int, ...]) -> None:
         """Start fetching a block's KV into reserved pages."""
         task = self._start(self._fetch(key, source, pages), f"fetch {key}")
-        self._waiting[key] = task
+        self._fetching[key] = task
         # A callback, since a task that is cancelled before its first step runs no handler.
         task.add_done_callback(lambda ended: self._fetch_ended(key, ended))
 
     def give_up(self, key: BlockKey) -> None:
         """End a transfer that nobody wants any more, unless it moves bytes: then let it end."""
-        task = self._waiting.pop(key, None)
-        if task is not None:
-            task.cancel()
-        elif (pair := self._under_way.get(key)) is not None:
+        if (pair := self._under_way.get(key)) is not None:
             seconds = _GRACE_SECONDS if pair.is_connected else 0.0
             asyncio.get_running_loop().call_later(seconds, self._end_if_under_way, key, pair)
+        elif (task := self._fetching.get(key)) is not None:
+            task.cancel()
 
     def _end_if_under_way(self, key: BlockKey, pair: Pair) -> None:
         if self._under_way.get(key) is pair:
@@ -140,7 +139,7 @@ class KVExchange:
             self._blocks.transfer_ended(key, Moved(seconds, num_bytes))
 
     def _fetch_ended(self, key: BlockKey, task: asyncio.Task[None]) -> None:
-        self._waiting.pop(key, None)
+        self._fetching.pop(key, None)
         if task.cancelled():
             cancelled = LossReason(code="cancelled", message="cancelled before its KV came")
             self._blocks.transfer_ended(key, cancelled)
@@ -175,7 +174,6 @@ class KVExchange:
                 if pair is not self._pairs.get(pair_key):
                     continue  # closed meanwhile: a new one needs a place of the other kind
                 pair = pair or await self._new_receiver(pair_key, source.url)
-                self._waiting.pop(key, None)
                 held.enter_context(self._used_by(key, pair))
                 may_be_stale = pair.is_connected
                 try:
@@ -302,7 +300,7 @@ class KVExchange:
 
     async def close_pairs(self) -> None:
         """End every pair and whatever waits for one; transfers under way fail."""
-        for key in tuple(self._waiting):
+        for key in self._fetching.keys() - self._under_way.keys():
             self.give_up(key)
         await self._pairs.close_all()
 
