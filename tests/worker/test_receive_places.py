@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
@@ -114,6 +114,15 @@ class SilentSenders:
         self.told.append(url)
 
 
+class SlowSender(SilentSenders):
+    """Begins to send when it is told to refuse."""
+
+    async def ask(self, url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
+        with suppress(TransferError):
+            await super().ask(url, request, seconds)
+        return TransferAccepted(sender_id="a", sender_epoch="e")
+
+
 class ForgetfulSender(SilentSenders):
     """Sends its first block; then it loses the channel, and says so when it is let."""
 
@@ -193,6 +202,21 @@ async def test_a_block_that_waits_again_as_its_channel_was_lost_can_be_given_up(
     assert isinstance(result, LossReason)
     assert result.code == "cancelled"
     senders.refuses.set()
+    await exchange.close(1.0)
+
+
+async def test_a_sender_that_begins_when_nobody_wants_the_block_any_more_is_told_once_more() -> (
+    None
+):
+    senders, ended = SlowSender(), Ended()
+    exchange = an_exchange(senders, ended, 30.0)
+    key = fetch(exchange, "a")
+    await eventually(lambda: senders.asked == ["a"])
+    exchange.give_up(key)
+    await eventually(lambda: senders.told == ["http://a"])
+    senders.refuses.set()
+    await eventually(lambda: key in ended.results)
+    assert senders.told == ["http://a", "http://a"]
     await exchange.close(1.0)
 
 

@@ -217,6 +217,9 @@ class KVExchange:
         accepted = await self._ask_sender(source.url, request, left)
         if accepted.sender_epoch != source.epoch:
             raise TransferError(f"{source.worker_id} answered with another epoch")
+        if self._pairs.get(pair.key) is not pair:
+            # Ended while its sender kept it waiting, which had no end of it when it was told.
+            await self._tell_peer(pair, is_failure=True)
         return await pair.transfer(pages, deadline - time.monotonic())
 
     # -- sender ---------------------------------------------------------------------------
