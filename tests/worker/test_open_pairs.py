@@ -185,12 +185,12 @@ async def test_pairs_that_move_nothing_are_closed_after_a_while(
 ) -> None:
     monkeypatch.setattr(open_pairs, "_IDLE_SECONDS", 0.05)
     book = Book()
-    used = await book.open("a")
-    await book.open("b")
-    with used.used():
+    used, _ = await book.open("a"), await book.open("b")
+    waited_for = await book.open("c", Side.SENDER)
+    with used.used(), waited_for.waited_for():
         await eventually(lambda: book.told == [("b", False)])
-        assert book.has("a")
-    await eventually(lambda: book.told == [("b", False), ("a", False)])
+        assert len(book.pairs) == 2
+    await eventually(lambda: sorted(book.told) == [(peer, False) for peer in "abc"])
 
 
 # -- between workers --------------------------------------------------------------------------
