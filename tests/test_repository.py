@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,18 @@ def test_nobody_is_told_to_install_by_name_what_pypi_has_of_another_project() ->
 @pytest.mark.parametrize("document", [*map(name_of, DOCUMENTS)])
 def test_every_link_in_a_document_leads_somewhere(document: str) -> None:
     assert broken_links(REPOSITORY / document) == []
+
+
+@pytest.mark.parametrize("document", [*map(name_of, DOCUMENTS)])
+def test_what_follows_a_table_is_no_row_of_it(document: str) -> None:
+    """GitHub takes every line up to an empty one for a row."""
+    lines = without_code(REPOSITORY / document).splitlines()
+    swallowed = [
+        line
+        for above, line in pairwise(lines)
+        if above.startswith("|") and line.strip() and not line.startswith(("|", "<!--"))
+    ]
+    assert swallowed == []
 
 
 def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
