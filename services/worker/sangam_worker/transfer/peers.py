@@ -22,8 +22,9 @@ URL_HEADER = "x-sangam-worker-url"
 """Who asks. Workers of an older version, which would refuse a field that they do not know, neither
 send nor miss it."""
 
-_TELL_SECONDS = 2.0
-"""Longest time for telling a peer what it would find out by itself."""
+_TELL_SECONDS = 3.0
+"""Longest time for telling a peer what it would find out by itself: it may take two seconds to end
+what it has (``open_pairs``)."""
 
 
 class PeerClient:
