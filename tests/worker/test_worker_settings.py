@@ -161,5 +161,5 @@ def test_the_process_says_what_is_wrong_and_ends_with_status_2(
     monkeypatch.setenv("SANGAM_ROLE", "chef")
     assert main() == EXIT_CONFIGURATION == 2
     said = capsys.readouterr().err
-    assert said.startswith("sangam_worker: SANGAM_ROLE: ")
+    assert said.startswith("sangam-worker: SANGAM_ROLE: ")
     assert said.count("\n") == 1

@@ -54,7 +54,7 @@ def main() -> int:
         engine = start_engine(settings, reports_for(settings.log_format))
         return asyncio.run(_serve(settings, engine))
     except ConfigurationError as error:
-        print(f"sangam_worker: {error}", file=sys.stderr)  # noqa: T201
+        print(f"sangam-worker: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_CONFIGURATION
 
 
