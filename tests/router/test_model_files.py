@@ -1,6 +1,13 @@
 """The model's files: where they are, and what the router reads of the config."""
 
 import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +83,73 @@ def test_a_folder_is_taken_as_it_is(model_folder: Path) -> None:
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="neither"):
         model_folder(name)
+
+
+REPOSITORY = "nobody/nothing-at-all"
+
+
+def test_a_hub_that_cannot_be_reached_is_not_taken_for_one_without_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed_port = server.getsockname()[1]
+    said = refusal_at(f"http://127.0.0.1:{closed_port}", monkeypatch, tmp_path)
+    assert said.startswith(f"SANGAM_MODEL={REPOSITORY}: could not be read from the hub: ")
+    assert "\n" not in said
+
+
+def test_a_repository_that_the_hub_does_not_have_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with a_hub_without_repositories() as url:
+        said = refusal_at(url, monkeypatch, tmp_path)
+    assert said.startswith(f"SANGAM_MODEL={REPOSITORY}: not on the hub: ")
+
+
+def refusal_at(url: str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> str:
+    """What is said in a process of its own: the hub's client reads its settings when imported."""
+    program = (
+        "from sangam_core.errors import ConfigurationError\n"
+        "from sangam_router.model_files import model_folder\n"
+        "try:\n"
+        f"    model_folder({REPOSITORY!r})\n"
+        "except ConfigurationError as error:\n"
+        "    print(error, end='')\n"
+    )
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setenv("HF_HOME", str(cache))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+    return ran.stdout
+
+
+@contextmanager
+def a_hub_without_repositories() -> Iterator[str]:
+    class Hub(BaseHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            """Keep quiet."""
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("x-error-code", "RepoNotFound")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ def model_folder(model: str) -> Path:
     """The folder of a model: ``small``, a local path, or a Hugging Face hub id.
 
     Raises:
-        ConfigurationError: there is no such folder, and the hub has no such repository.
+        ConfigurationError: there is no such folder, and the hub has no such repository or cannot
+            be reached.
     """
     if model == SHIPPED_MODEL:
         folder = Path(str(files("sangam_core") / "small_model"))
@@ -38,6 +39,7 @@ def model_folder(model: str) -> Path:
 
 def _from_hub(model: str) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ConfigurationError(
@@ -47,7 +49,18 @@ def _from_hub(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_PATTERNS))
     except Exception as error:
-        raise ConfigurationError(f"SANGAM_MODEL={model}: not on the hub: {error}") from error
+        is_absent = isinstance(error, RepositoryNotFoundError) and not isinstance(
+            error,
+            GatedRepoError,  # derives from it, yet the repository is there
+        )
+        what = "not on the hub" if is_absent else "could not be read from the hub"
+        raise ConfigurationError(f"SANGAM_MODEL={model}: {what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line: the rest of what the hub's client says is about its own cache."""
+    told = str(error).strip()
+    return told.splitlines()[0].removeprefix("Got: ") if told else type(error).__name__
 
 
 def read_model_tokens(folder: Path) -> ModelTokens:
