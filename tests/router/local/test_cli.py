@@ -3,12 +3,15 @@
 import importlib.metadata
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from sangam_router.local.cli import add_commands, app
+from sangam_router.local.cluster import ClusterOptions
 
 RUNNER = CliRunner()
 
@@ -26,6 +29,27 @@ def test_a_mix_of_roles_that_cannot_serve_ends_with_one_line_and_status_1() -> N
 @pytest.mark.parametrize("option", ["--prefill", "--decode", "--colocated"])
 def test_a_negative_count_is_refused(option: str) -> None:
     assert RUNNER.invoke(app, ["up", option, "-1"]).exit_code == 2
+
+
+def test_a_second_fleet_keeps_off_the_logs_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert logs_of_up(monkeypatch) == Path(".sangam/logs")
+    assert logs_of_up(monkeypatch, "--port", "8100") == Path(".sangam/logs/8100")
+
+
+def test_a_log_folder_that_is_named_is_taken_on_any_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert logs_of_up(monkeypatch, "--port", "8100", "--log-dir", "here") == Path("here")
+
+
+def logs_of_up(monkeypatch: pytest.MonkeyPatch, *options: str) -> Path:
+    """The folder that the command hands to the cluster, which is not started."""
+    given: list[ClusterOptions] = []
+
+    async def up(options: ClusterOptions, console: Console) -> None:
+        given.append(options)
+
+    monkeypatch.setattr("sangam_router.local.cli.up", up)
+    assert RUNNER.invoke(app, ["up", *options]).exit_code == 0
+    return given[0].log_dir
 
 
 def test_chat_without_a_router_says_what_to_start() -> None:

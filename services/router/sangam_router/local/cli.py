@@ -26,6 +26,9 @@ from sangam_router.model_files import SHIPPED_MODEL
 COMMANDS_GROUP = "sangam.commands"
 """Entry points of this group are typer apps; each becomes a command under its own name."""
 
+DEFAULT_PORT = 8000
+_LOGS = Path(".sangam/logs")
+
 app = typer.Typer(
     help="Serving for diffusion language models.",
     no_args_is_help=True,
@@ -70,7 +73,7 @@ def up_command(
     ] = SHIPPED_MODEL,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="Public port of the first router.")
-    ] = 8000,
+    ] = DEFAULT_PORT,
     internal_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of its metrics and fleet page.")
     ] = 9000,
@@ -81,7 +84,12 @@ def up_command(
         str | None,
         typer.Option(help="Prefix of the keys. (Default: sangam; a random one with --redis-url.)"),
     ] = None,
-    log_dir: Annotated[Path, typer.Option(help="Where the logs go.")] = Path(".sangam/logs"),
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the logs go. (Default: .sangam/logs, with another --port its folder there.)"
+        ),
+    ] = None,
     pages: Annotated[
         int | None, typer.Option(min=1, help="KV pool of each worker, pages of 16 tokens.")
     ] = None,
@@ -91,7 +99,7 @@ def up_command(
     console = Console(highlight=False)
     with errors_told():
         options = ClusterOptions(
-            log_dir=log_dir,
+            log_dir=log_dir or log_dir_of(port),
             roles=resolve_roles(prefill, decode, colocated),
             num_routers=routers,
             model=model,
@@ -134,6 +142,11 @@ def chat_command(
     )
     with errors_told():
         chat(options, Console(highlight=False))
+
+
+def log_dir_of(port: int) -> Path:
+    """Where a fleet's logs go by default: a second one, on another port, keeps off the first's."""
+    return _LOGS if port == DEFAULT_PORT else _LOGS / str(port)
 
 
 def _namespace(*, is_shared: bool) -> str:
