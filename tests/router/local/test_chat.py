@@ -156,3 +156,30 @@ def test_an_empty_line_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_server_at_that_address_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
     with router(models="<html>") as server, pytest.raises(ChatError, match="does not speak"):
         talk(server.url, "Hello\n", monkeypatch)
+
+
+def test_exit_leaves_before_what_follows_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with router() as server:
+        assert talk(server.url, "one\n/exit\ntwo\n", monkeypatch) == "17 + 25 = 42\n"
+    assert len(server.asked) == 1
+
+
+def test_on_a_terminal_it_says_first_how_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Typed(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Typed("/exit\n"))
+    out = io.StringIO()
+    with router() as server:
+        chat(ChatOptions(url=server.url), Console(file=out, force_terminal=True, highlight=False))
+    told = out.getvalue()
+    assert "Ctrl-D" in told
+    assert "/exit" in told
+
+
+def test_a_missing_key_is_told_with_the_option_that_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with router(status=401) as server, pytest.raises(ChatError, match=r"--api-key or SANGAM_API"):
+        talk(server.url, "Hello\n", monkeypatch)

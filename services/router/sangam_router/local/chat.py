@@ -23,6 +23,7 @@ from sangam_router.local.unmasking_view import UnmaskingView
 
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 120.0
+_KEY_HINT = " (give the router's key with --api-key or SANGAM_API_KEY)"
 
 Message = dict[str, str]
 Chunks = AsyncGenerator[dict[str, Any], None]
@@ -110,7 +111,7 @@ class ChatClient:
 
 
 def chat(options: ChatOptions, console: Console) -> None:
-    """Talk until the input ends. Ctrl-C stops an answer; at the prompt it ends the chat.
+    """Talk until the input ends or is ``/exit``. Ctrl-C stops an answer, at the prompt the chat.
 
     Raises:
         ChatError: the router cannot be reached (later errors are shown, and the chat goes on,
@@ -122,8 +123,9 @@ def chat(options: ChatOptions, console: Console) -> None:
     with asyncio.Runner() as runner:
         model = runner.run(_reaching(options.url, client.served_model()))
         if is_terminal:
-            console.print(f"{model} at {options.url}. Ctrl-D ends, /new forgets what was said.")
-        while (question := _read_question(console, is_terminal)) is not None:
+            console.print(f"{model} at {options.url}.")
+            console.print("Leave with Ctrl-D or /exit; /new forgets what was said.")
+        while (question := _read_question(console, is_terminal)) not in (None, "/exit"):
             if question == "/new":
                 turns.clear()
             elif question:
@@ -217,4 +219,5 @@ async def _raise_unless_ok(response: aiohttp.ClientResponse) -> None:
         message = json.loads(text)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = text[:200]
-    raise ChatError(f"{response.status}: {message}")
+    hint = _KEY_HINT if response.status == 401 else ""
+    raise ChatError(f"{response.status}: {message}{hint}")
