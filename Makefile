@@ -31,7 +31,17 @@ UP_FLAGS := \
 	$(if $(PORT),--port $(PORT)) \
 	$(if $(INTERNAL_PORT),--internal-port $(INTERNAL_PORT))
 
-.PHONY: help install up chat check format test test-fast gpu-interfaces test-gpu test-cluster images settings-table chart-schema manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels gpu-kernels reproduce loadtest clean
+# A misspelt option of `make up` would start another fleet than the one that was asked for.
+UP_OPTIONS := ROUTERS PREFILL COLOCATED DECODE TAU THETA MODEL PORT INTERNAL_PORT
+OTHER_OPTIONS := PYTHON VENV BIN STAMP HELM TORCH_INDEX RUN_ENV SHELL RATE OUT DEVICE ARGS BUILDER VARIANT TAG REGISTRY \
+	GPU_TESTS GPU_PYTHON
+ifneq ($(filter up,$(MAKECMDGOALS)),)
+GIVEN := $(foreach each,$(.VARIABLES),$(if $(filter command,$(origin $(each))),$(each)))
+UNKNOWN := $(filter-out $(UP_OPTIONS) $(OTHER_OPTIONS),$(GIVEN))
+$(if $(UNKNOWN),$(error no option of make up: $(UNKNOWN). It has $(UP_OPTIONS)))
+endif
+
+.PHONY: help install up chat check format test test-fast gpu-interfaces test-gpu test-cluster images settings-table chart-schema helm-there manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels gpu-kernels reproduce loadtest clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,7 +49,7 @@ help: ## list the targets
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sangam needs Python 3.11 or newer; say make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	@echo 'installing torch and the rest into $(VENV): a minute or more'
+	@echo 'installing into $(VENV): some minutes, silently: pip installs torch and the rest'
 	$(BIN)/pip install --disable-pip-version-check --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[router,worker,loadtest,local,dev]'
 	@touch $@
@@ -85,13 +95,16 @@ test-cluster: $(STAMP) ## the cluster tests: on KUBECONFIG's cluster, or on one 
 
 BUILDER ?= $(firstword $(foreach each,docker podman buildah,$(if $(shell command -v $(each)),$(each))))
 VARIANT ?= cpu
-TAG ?= latest
+TAG ?= $(shell sed -nE 's/^appVersion: *"?([^"]*)"?$$/\1/p' charts/sangam/Chart.yaml)
+REGISTRY ?= localhost
 
-images: ## build both images (VARIANT=cpu|gpu, TAG=, BUILDER=docker|podman|buildah, TORCH_INDEX=)
+# Named as the chart looks for them by default.
+images: ## build both images (VARIANT=cpu|gpu, TAG=, REGISTRY=, BUILDER=docker|podman|buildah, TORCH_INDEX=)
 	@test -n '$(BUILDER)' || { echo 'no docker, podman or buildah is on the PATH; name one with BUILDER=' >&2; exit 1; }
-	$(BUILDER) build -f services/router/Dockerfile -t sangam-router:$(TAG) .
+	$(BUILDER) build -f services/router/Dockerfile -t $(REGISTRY)/sangam-router:$(TAG) .
 	$(BUILDER) build -f services/worker/Dockerfile --build-arg VARIANT=$(VARIANT) \
-		$(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) -t sangam-worker:$(TAG) .
+		$(if $(TORCH_INDEX),--build-arg TORCH_INDEX=$(TORCH_INDEX)) \
+		-t $(REGISTRY)/sangam-worker:$(TAG)-$(VARIANT) .
 
 settings-table: $(STAMP) ## write the services' settings tables, and the list of all names, from the settings classes
 	$(BIN)/python -m sangam_router.local.settings_table services/router/README.md router=sangam_router.settings:RouterSettings
@@ -103,16 +116,21 @@ chart-schema: $(STAMP) ## write the settings' part of the chart's schema from th
 	$(BIN)/python -m sangam_router.local.settings_schema charts/sangam/values.schema.json \
 		routerSettings=sangam_router.settings:RouterSettings workerSettings=sangam_worker.settings:WorkerSettings
 
-manifests: ## write the rendered demo, and the chart's copies of dashboard and alerts
+# Whole before any of it is written: where helm fails, no half of a file is left.
+RENDERED_DEMO = rendered=$$($(HELM) template sangam charts/sangam --namespace sangam-demo \
+	-f charts/sangam/ci/cpu-values.yaml -f manifests/demo-cpu/values.yaml); \
+	{ cat manifests/demo-cpu/header.yaml; printf '%s\n' "$$rendered"; }
+
+helm-there:
+	@command -v $(firstword $(HELM)) > /dev/null || { echo 'no $(HELM) is on the PATH; name one with HELM=' >&2; exit 1; }
+
+manifests: helm-there ## write the rendered demo, and the chart's copies of dashboard and alerts
 	cp manifests/grafana/sangam.json charts/sangam/files/dashboard.json
 	cp manifests/prometheus/alerts.yaml charts/sangam/files/alerts.yaml
-	@$(MAKE) --no-print-directory --silent demo-cpu > manifests/demo-cpu.yaml.part
-	mv manifests/demo-cpu.yaml.part manifests/demo-cpu.yaml
+	@$(RENDERED_DEMO) > manifests/demo-cpu.yaml
 
-demo-cpu: ## print the rendered demo
-	@cat manifests/demo-cpu/header.yaml
-	@$(HELM) template sangam charts/sangam --namespace sangam-demo \
-		-f charts/sangam/ci/cpu-values.yaml -f manifests/demo-cpu/values.yaml
+demo-cpu: helm-there ## print the rendered demo
+	@$(RENDERED_DEMO)
 
 bench-engine: $(STAMP) ## engine against a plain Fast-dLLM loop
 	cd loadtest && $(RUN_ENV) $(abspath $(BIN))/python -m benchmarks.engine_throughput
