@@ -3,7 +3,9 @@
 Everything of a dispatch is real but the model: snapshot, placement and reservation in a real
 Redis, the start over HTTP, the event stream, the text, both releases. The stub workers, Redis and
 the router run as separate processes; the router's is pinned to one core, where the machine allows
-it. Prints a table; with ``--json`` writes what was seen. ``make bench-router`` runs it.
+it. The goal is held against dispatches a second of its CPU time, since other processes share that
+core; those by the clock stand beside them. Prints a table; with ``--json``
+writes what was seen. ``make bench-router`` runs it.
 """
 
 import argparse
@@ -94,7 +96,7 @@ def main() -> None:
             assert isinstance(handler, logging.StreamHandler)
             handler.setStream(nowhere)
         rounds = _in_process(load, given.rounds, redis.url)
-    sys.stdout.write(_table(load, rounds))
+    sys.stdout.write(table(load, rounds))
     if given.json is not None:
         content = {"load": asdict(load), "rounds": [asdict(item) for item in rounds]}
         given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -113,7 +115,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _table(load: Load, rounds: list[Round]) -> str:
+def table(load: Load, rounds: list[Round]) -> str:
+    """Each round, the medians without the warm-up, and whether the goal is met."""
     measured = rounds[1:] or rounds
     lines = [
         f"{load.num_requests} requests of {load.num_blocks} blocks, {load.passes_per_block} passes "
@@ -126,8 +129,11 @@ def _table(load: Load, rounds: list[Round]) -> str:
     wall = median(item.per_second for item in measured)
     cpu = median(item.per_cpu_second for item in measured)
     lines.append(f"{'median':>8} {wall:>14.0f} {cpu:>16.0f}")
-    verdict = "met" if wall >= GOAL_PER_SECOND else "missed"
-    lines.append(f"goal of {GOAL_PER_SECOND:.0f} dispatches/s on one core: {verdict}")
+    verdict = "met" if cpu >= GOAL_PER_SECOND else "missed"
+    lines.append(
+        f"goal of {GOAL_PER_SECOND:.0f} dispatches/s on one core: {verdict}, at {cpu:.0f} a second "
+        f"of the router's CPU time ({wall:.0f} by the clock, with what else runs here)"
+    )
     return "\n".join(lines) + "\n"
 
 
