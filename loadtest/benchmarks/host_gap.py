@@ -8,6 +8,7 @@ attention backend plans and what launching a graph takes is not in it: that need
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -194,12 +195,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _measure(parsed: argparse.Namespace, case: Case) -> None:
     blocks, iterations = parsed.blocks, parsed.iterations
-    stages = [stage_microseconds(each, iterations, case) for each in blocks]
     device_seconds = parsed.device_ms / 1000
-    gaps = [
-        gap_microseconds(each, iterations, device_seconds, case, is_spun=parsed.spin)
-        for each in blocks
-    ]
+    stages, gaps, shares = [], [], []
+    for each in blocks:
+        sys.stderr.write(f"measuring {case} with {each} blocks\n")
+        sys.stderr.flush()
+        stages.append(stage_microseconds(each, iterations, case))
+        gap = gap_microseconds(each, iterations, device_seconds, case, is_spun=parsed.spin)
+        gaps.append(gap)
+        shares.append(foreseen(each, iterations, case))
     heads = (f"{each} blocks" for each in blocks)
     table = Table("microseconds", *heads, title=f"{case}", title_justify="left")
 
@@ -214,7 +218,6 @@ def _measure(parsed: argparse.Namespace, case: Case) -> None:
     add("gap in the loop, median", lambda index: gaps[index].median)
     add("gap in the loop, P99", lambda index: gaps[index].p99)
     table.add_section()
-    shares = [foreseen(each, iterations, case) for each in blocks]
     add("% of iterations: the same blocks", lambda index: 100 * shares[index].same)
     add("% of iterations: these and others", lambda index: 100 * shares[index].more)
     table.add_section()

@@ -10,7 +10,8 @@ import argparse
 import csv
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.iterations import BLOCK_LENGTH, Iteration, IterationBench, NotMeasured, Timing
+from benchmarks.progress_lines import ProgressLines
 from sangam_core.errors import ConfigurationError
 from sangam_worker.models.random_models import RANDOM_PREFIX
 
@@ -70,6 +72,10 @@ class Sample:
     without_attention: Timing
 
 
+Samples = dict[Iteration, list[Sample]]
+"""By iteration, in the order of the grid."""
+
+
 def measure_all(
     iterations: Sequence[Iteration],
     measure: Callable[[Iteration], Sample],
@@ -77,7 +83,8 @@ def measure_all(
     budget_seconds: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.monotonic,
-) -> dict[Iteration, list[Sample]]:
+    on_round: Callable[[Samples], None] = lambda samples: None,
+) -> Samples:
     """Measure every iteration ``num_repeats`` times, round by round, after an uncounted round.
 
     Ends early when another round like the longest one would go beyond the budget, but never
@@ -86,8 +93,9 @@ def measure_all(
     Args:
         progress: told after each measurement how many are done, and how many there will be as far
             as the rounds so far tell; they are equal after the last one only.
+        on_round: given all counted samples after each round but the first.
     """
-    samples: dict[Iteration, list[Sample]] = {item: [] for item in iterations}
+    samples: Samples = {item: [] for item in iterations}
     started, longest_seconds = clock(), 1e-9  # a clock may stand still
     number, num_rounds, num_done = 0, 1 + num_repeats, 0
     while number < num_rounds:
@@ -106,6 +114,8 @@ def measure_all(
         num_affordable = number + max(0, int(left_seconds / longest_seconds))
         num_rounds = min(1 + num_repeats, max(2, num_affordable))
         progress(num_done, num_rounds * len(iterations))
+        if number > 1:
+            on_round(samples)
     return samples
 
 
@@ -130,7 +140,7 @@ def row_of(iteration: Iteration, samples: Sequence[Sample]) -> dict[str, str]:
     }
 
 
-def write_csv(file: TextIO, samples: dict[Iteration, list[Sample]], names: dict[str, str]) -> None:
+def write_csv(file: TextIO, samples: Samples, names: dict[str, str]) -> None:
     """Write one line an iteration; ``names`` are the columns that are alike in all."""
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -139,7 +149,7 @@ def write_csv(file: TextIO, samples: dict[Iteration, list[Sample]], names: dict[
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, measure, write the CSV.
+    """Read the command line, measure, write the CSV; a file after each round, with medians so far.
 
     Exits with one line that names the option where the options cannot be used.
     """
@@ -164,38 +174,52 @@ def main(arguments: Sequence[str] | None = None) -> None:
             total_pages=max(item.num_pages for item in iterations),
         )
         _require_lengths(grid, bench.engine.model_config.max_sequence_tokens)
-        samples = _measured(bench, iterations, given.repeats, given.max_seconds)
+        samples = _measured(bench, iterations, given)
     except (ConfigurationError, NotMeasured) as error:
         parser.error(str(error))
-    names = {
+    if given.out is None:
+        write_csv(sys.stdout, samples, _names(given))
+
+
+def _names(given: argparse.Namespace) -> dict[str, str]:
+    return {
         "model": given.model.removeprefix(RANDOM_PREFIX),
         "engine": f"sangam-{given.attention}",
         "launch": "eager",
         "dtype": given.dtype,
         "device": given.device,
     }
-    if given.out is None:
-        write_csv(sys.stdout, samples, names)
-        return
-    with given.out.open("w", encoding="utf-8") as file:
-        write_csv(file, samples, names)
 
 
 def _measured(
-    bench: IterationBench, iterations: Sequence[Iteration], num_repeats: int, max_seconds: float
-) -> dict[Iteration, list[Sample]]:
+    bench: IterationBench, iterations: Sequence[Iteration], given: argparse.Namespace
+) -> Samples:
     def measure(item: Iteration) -> Sample:
         return Sample(bench.measure(item), bench.measure(item, is_attention_left_out=True))
 
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("iterations", total=len(iterations) * (1 + num_repeats))
+    def keep(samples: Samples) -> None:
+        if given.out is not None:
+            with given.out.open("w", encoding="utf-8") as file:
+                write_csv(file, samples, _names(given))
+
+    with _progress_shown(len(iterations) * (1 + given.repeats)) as progress:
         return measure_all(
-            iterations,
-            measure,
-            num_repeats,
-            max_seconds,
-            lambda done, total: bar.update(task, completed=done, total=total),
+            iterations, measure, given.repeats, given.max_seconds, progress, on_round=keep
         )
+
+
+@contextmanager
+def _progress_shown(num_total: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, else a line now and then; on standard error, beside a CSV."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        lines = ProgressLines("iterations measured")
+        lines(0, num_total)
+        yield lines
+        return
+    with Progress(console=console) as bar:
+        task = bar.add_task("iterations", total=num_total)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _require_lengths(grid: Grid, max_tokens: int) -> None:
@@ -235,7 +259,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--repeats", type=counts, default=7, help="medians are of so many (7)")
     parser.add_argument("--max-seconds", type=counts, default=120, help="time for all (120)")
-    parser.add_argument("--out", type=Path, help="the CSV; standard output by default")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the CSV, there after each round; standard output at the end by default",
+    )
     return parser
 
 

@@ -72,6 +72,7 @@ def test_a_tenth_of_the_candidates_is_confident_and_some_commit_in_every_pass() 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     host_gap.main(["--blocks", "2", "--iterations", "8", "--device-ms", "1"])
-    printed = capsys.readouterr().out
+    printed, told = capsys.readouterr()
+    assert told.splitlines() == [f"measuring {case} with 2 blocks" for case in Case]
     for name in (*Case, *GAP_STAGES, *BESIDE_STAGES, "sum of these", "gap in the loop"):
         assert name in printed

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.iterations import BLOCK_LENGTH, Iteration, IterationBench, NotMeasured, Timing
 from benchmarks.pass_costs import COLUMNS, Grid, Sample, main, measure_all, row_of
+from benchmarks.progress_lines import ProgressLines
 
 MODELS = Path(__file__).parents[1] / "golden" / "models"
 LLADA = str(MODELS / "llada-tiny-a")
@@ -50,6 +51,24 @@ def test_a_tiny_grid_is_measured_alone_and_mixed(tmp_path: Path) -> None:
         assert float(row["without_attention_ms"]) > 0
         assert row["host_ms"] == ""
         assert (row["launch"], row["engine"], row["repeats"]) == ("eager", "sangam-torch", "1")
+
+
+def test_on_no_terminal_lines_on_standard_error_tell_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(tiny(tmp_path))
+    told = [line.partition(", ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert (told[0], told[-1]) == ("iterations measured: 0 of 6", "iterations measured: 6 of 6")
+
+
+def test_lines_of_progress_are_ten_seconds_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    lines = ProgressLines("things", lambda: now[0])
+    for done in range(50):
+        now[0] = 0.5 * done
+        lines(done, 50)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"things: {done} of 50, {done // 2} s" for done in (0, 20, 40)]
 
 
 def test_without_a_file_the_csv_goes_to_standard_output(
@@ -176,6 +195,17 @@ def a_clock_of(
         return a_sample(1.0)
 
     return lambda: now[0], measure
+
+
+def test_after_each_counted_round_there_are_medians_of_all_iterations() -> None:
+    iterations = Grid([64], [1], [64], [4]).iterations()
+    counted: list[set[int]] = []
+
+    def keep(samples: dict[Iteration, list[Sample]]) -> None:
+        counted.append({len(samples[item]) for item in iterations})
+
+    measure_all(iterations, lambda item: a_sample(1.0), 3, 100.0, on_round=keep)
+    assert counted == [{1}, {2}, {3}]
 
 
 def test_a_row_holds_medians_in_milliseconds() -> None:
