@@ -96,10 +96,21 @@ def capacity_command(
             _show_probe(result, console)
 
         probe = server_probe(base, console, settle)
-        found = find_capacity(search, probe, tuple(kept.probes), told)
+        try:
+            found = find_capacity(search, probe, tuple(kept.probes), told)
+        except KeyboardInterrupt:
+            _show_interrupted(kept, state)
+            raise
         write_json(output, {"parameters": search_parameters(search, base), **found.to_json()})
         _show_capacity(found, search, console)
         console.print(f"result: {output}", soft_wrap=True)
+
+
+def _show_interrupted(kept: CapacityState, path: Path) -> None:
+    """On standard error; the exit status is that of every interrupted command."""
+    goes_on = f"the same command goes on from {path}"
+    told = goes_on if kept.probes else "no probe was complete yet"
+    Console(stderr=True, highlight=False).print(Text(f"interrupted; {told}"), soft_wrap=True)
 
 
 def search_parameters(search: Search, base: RunOptions) -> dict[str, Any]:

@@ -1,6 +1,11 @@
 """The commands do from the command line what their modules do, and refuse what makes no sense."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +209,11 @@ def test_bad_options_are_one_line_that_says_what_to_do(arguments: list[str], tol
 
 
 def capacity(url: str, folder: Path, *more: str) -> Result:
-    return called(
+    return called(*capacity_words(url, folder, *more))
+
+
+def capacity_words(url: str, folder: Path, *more: str) -> tuple[str, ...]:
+    return (
         *("capacity", "--url", url, "--trace", "sharegpt", "--objective", "mean<=5"),
         *("--requests", "4", "--warmup", "0", "--settle", "0", "--start-rate", "32"),
         *("--max-rate", "64", "--state", str(folder / "state.json")),
@@ -227,6 +236,59 @@ def test_capacity_probes_a_server_and_a_second_call_needs_no_probe(tmp_path: Pat
     assert [probe["rate"] for probe in found["probes"]] == [32, 64]
     assert other.exit_code == 1
     assert "seed: 0 there, 5 here" in other.output
+
+
+# Whatever runs the tests may ignore Ctrl-C, as shells do for what they put in the background.
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from sangam_router.local.cli import main; main()"
+)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("num_answered_at_once", [0, 4])
+def test_capacity_interrupted_says_what_goes_on_and_the_same_command_does(
+    tmp_path: Path, num_answered_at_once: int
+) -> None:
+    """The stub is silent in the first or second probe, until the search was interrupted."""
+    is_patient = True
+
+    async def silent(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        is_silent = is_patient and len(served.bodies) > num_answered_at_once
+        return await stream_of(request, body, "x", gap_seconds=30.0 if is_silent else 0.0)
+
+    with serving(silent) as served:
+        words = capacity_words(served.url, tmp_path)
+        command = [sys.executable, "-c", INTERRUPTIBLE, "loadtest", *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as searching:
+            deadline = time.monotonic() + 60
+            while len(served.bodies) <= num_answered_at_once and time.monotonic() < deadline:
+                time.sleep(0.02)
+            os.kill(searching.pid, signal.SIGINT)
+            told = searching.communicate(timeout=60)[1]
+            assert searching.returncode == 130
+        num_asked = len(served.bodies)
+        is_patient = False
+        assert capacity(served.url, tmp_path).exit_code == 0
+    goes_on = f"the same command goes on from {tmp_path / 'state.json'}"
+    what = goes_on if num_answered_at_once else "no probe was complete yet"
+    assert told == f"interrupted; {what}\n"
+    assert len(served.bodies) - num_asked == 8 - num_answered_at_once
+
+
+@pytest.mark.integration
+def test_capacity_can_be_interrupted_between_two_probes(tmp_path: Path) -> None:
+    with serving(answering) as served:
+        words = capacity_words(served.url, tmp_path, "--settle", "120")
+        command = [sys.executable, "-c", INTERRUPTIBLE, "loadtest", *words]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as searching:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "state.json").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            os.kill(searching.pid, signal.SIGINT)
+            told = searching.communicate(timeout=60)[1]
+    assert searching.returncode == 130
+    assert told == f"interrupted; the same command goes on from {tmp_path / 'state.json'}\n"
 
 
 def test_capacity_counts_time_outs_as_violations(tmp_path: Path) -> None:
