@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.router.builders import job
+from tests.router.builders import driver, job, worker_client
 from tests.router.stub_worker import BlockIsLost, ConnectionBreaks, StubWorker, say
 from tests.router.test_driver import LONG, Client, cluster, prefill_and_decode
 
 from sangam_core.errors import Unavailable
 from sangam_core.placement import Role
-from sangam_core.wire import BlockKey, BlockStart
+from sangam_core.wire import BlockKey, BlockStart, Refusal
+from sangam_router.worker_client import BlockStream, WorkerClient
 
 Hook = Callable[[BlockStart, int], Awaitable[None]]
 
@@ -312,3 +313,37 @@ async def test_a_storm_of_losses_and_refusals_changes_no_byte(is_disaggregated: 
             group.create_task(driven.run(wish, client.emit))
     assert {client.text for client in clients} == {LONG}
     assert any(start.resume is not None for w in workers for start in w.starts)
+
+
+class OneStandsStill:
+    """A client to which the first of some workers that it asks never answers."""
+
+    def __init__(self, workers: WorkerClient, *some: StubWorker) -> None:
+        self._workers = workers
+        self._some = {worker.url: worker.worker_id for worker in some}
+        self.frozen: asyncio.Future[str] = asyncio.Future()
+
+    async def open(self, url: str, start: BlockStart) -> BlockStream | Refusal:
+        if url in self._some and not self.frozen.done():
+            self.frozen.set_result(self._some[url])
+            await asyncio.Event().wait()
+        return await self._workers.open(url, start)
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_worker_that_answers_nobody_holds_a_block_no_longer_than_its_lease(
+    role: Role,
+) -> None:
+    workers = [
+        *prefill_and_decode(),
+        StubWorker("p2", Role.PREFILL, "p2e", answer=say(LONG)),
+        StubWorker("d2", Role.DECODE, "d2e", answer=say(LONG)),
+    ]
+    client = Client()
+    async with cluster(*workers) as (_, places), worker_client() as real:
+        asked = OneStandsStill(real, *(each for each in workers if each.role is role))
+        run = asyncio.create_task(driver(places, asked).run(job(max_tokens=32), client.emit))
+        places.seats[await asyncio.wait_for(asked.frozen, 5)].lost.set()
+        answer = await asyncio.wait_for(run, 5)
+    assert client.text == LONG[:32]
+    assert answer.timings.num_retries == 1

@@ -18,7 +18,16 @@ import structlog
 from sangam_core.errors import BlockLost, DeadlineExceeded, SangamError, Unavailable
 from sangam_core.lifecycle import Command, Event, Phase
 from sangam_core.placement import Role
-from sangam_core.wire import Completed, KVArrived, KVSent, Lost, PassRan, Prefilled, Refusal
+from sangam_core.wire import (
+    BlockStart,
+    Completed,
+    KVArrived,
+    KVSent,
+    Lost,
+    PassRan,
+    Prefilled,
+    Refusal,
+)
 from sangam_router.job import Answer, Emit, Job
 from sangam_router.metrics import RouterMetrics
 from sangam_router.places import Place, Places
@@ -160,7 +169,7 @@ class Driver:
         run.advance(Event.PREFILL_PLACED)
         async with self._holding(place):
             try:
-                opened = await self._workers.open(place.url, run.prefill_start(place))
+                opened = await self._open(place, run.prefill_start(place))
                 if isinstance(opened, Refusal):
                     self._refused(run, place, opened)
                     return Event.PLACE_REFUSED
@@ -255,7 +264,7 @@ class Driver:
             run.advance(Event.DECODE_PLACED)
             async with self._holding(place):
                 try:
-                    opened = await self._workers.open(place.url, run.decode_start(place, sender))
+                    opened = await self._open(place, run.decode_start(place, sender))
                     if not isinstance(opened, Refusal):
                         async with self._open_while_there(place, opened) as stream:
                             return await self._follow_decode(run, stream)
@@ -292,6 +301,25 @@ class Driver:
             yield
         finally:
             await self._places.release(place)
+
+    async def _open(self, place: Place, start: BlockStart) -> BlockStream | Refusal:
+        """Start a block; one that stands still takes connections and answers nobody."""
+        lost = self._places.lost(place)
+
+        async def give_up_when_lost() -> None:
+            await lost.wait()
+            until_lost.reschedule(0)
+
+        try:
+            async with asyncio.timeout(None) as until_lost:
+                watch = asyncio.create_task(give_up_when_lost())
+                try:
+                    return await self._workers.open(place.url, start)
+                finally:
+                    # Not awaited: a stream that is open by now must not be lost to the time limit.
+                    watch.cancel()
+        except TimeoutError:
+            raise BlockLost(f"the lease of {place.worker_id} was gone before it answered") from None
 
     @asynccontextmanager
     async def _open_while_there(

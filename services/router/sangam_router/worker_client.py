@@ -106,7 +106,7 @@ class HttpWorkerClient:
             async with asyncio.timeout(self._answer_seconds):
                 response = await self._session.post(url + BLOCKS_PATH, data=body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise BlockLost(f"worker at {url} does not answer: {error or 'timed out'}") from None
+            raise BlockLost(f"worker at {url} does not answer: {str(error) or 'timed out'}") from None
         if response.status == 200:
             return HttpBlockStream(response, url, self._silence_seconds)
         return await self._not_started(response, url)
@@ -116,7 +116,7 @@ class HttpWorkerClient:
             async with asyncio.timeout(self._answer_seconds), response:
                 text = await response.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise BlockLost(f"worker at {url} broke off: {error or 'timed out'}") from None
+            raise BlockLost(f"worker at {url} broke off: {str(error) or 'timed out'}") from None
         if response.status == 409:
             try:
                 return Refusal.model_validate_json(text)
