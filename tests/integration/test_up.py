@@ -143,7 +143,10 @@ async def test_what_it_prints_works_and_ctrl_c_leaves_nothing(tmp_path: Path) ->
         assert await up.end(signal.SIGINT) == 0
         assert up.printed.rstrip().endswith("stopped")
         await gone(children)
-        assert sorted(p.name for p in (tmp_path / ".sangam" / "logs").iterdir()) == [
+        logs = re.search(r"^  logs: (.+)$", printed, re.MULTILINE)
+        assert logs
+        assert Path(logs.group(1)).parent == tmp_path / ".sangam" / "logs", "on no default port"
+        assert sorted(path.name for path in Path(logs.group(1)).iterdir()) == [
             "redis.log",
             "router-0.log",
             "worker-0.log",
