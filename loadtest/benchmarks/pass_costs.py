@@ -177,6 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         samples = _measured(bench, iterations, given)
     except (ConfigurationError, NotMeasured) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted\n")
     if given.out is None:
         write_csv(sys.stdout, samples, _names(given))
 
