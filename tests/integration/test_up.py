@@ -143,10 +143,11 @@ async def test_what_it_prints_works_and_ctrl_c_leaves_nothing(tmp_path: Path) ->
         assert await up.end(signal.SIGINT) == 0
         assert up.printed.rstrip().endswith("stopped")
         await gone(children)
-        logs = re.search(r"^  logs: (.+)$", printed, re.MULTILINE)
-        assert logs
-        assert Path(logs.group(1)).parent == tmp_path / ".sangam" / "logs", "on no default port"
-        assert sorted(path.name for path in Path(logs.group(1)).iterdir()) == [
+        told = re.search(r"^  logs: (.+)$", printed, re.MULTILINE)
+        assert told
+        logs = tmp_path / told.group(1)
+        assert logs.parent == tmp_path / ".sangam" / "logs", "a folder of its port"
+        assert sorted(path.name for path in logs.iterdir()) == [
             "redis.log",
             "router-0.log",
             "worker-0.log",
