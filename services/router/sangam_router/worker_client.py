@@ -106,7 +106,9 @@ class HttpWorkerClient:
             async with asyncio.timeout(self._answer_seconds):
                 response = await self._session.post(url + BLOCKS_PATH, data=body)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise BlockLost(f"worker at {url} does not answer: {str(error) or 'timed out'}") from None
+            raise BlockLost(
+                f"worker at {url} does not answer: {str(error) or 'timed out'}"
+            ) from None
         if response.status == 200:
             return HttpBlockStream(response, url, self._silence_seconds)
         return await self._not_started(response, url)
