@@ -61,6 +61,22 @@ async def _no_hook(start: BlockStart, step: int) -> None:
     return None
 
 
+class FirstBlockHeld:
+    """A ``before_pass`` that holds up every request's first block.
+
+    Attributes:
+        reached: a pass is about to run. go_on: lets them run.
+    """
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, start: BlockStart, step: int) -> None:
+        self.reached.set()
+        if start.key.block == 0:
+            await self.go_on.wait()
+
+
 @dataclass
 class StubWorker:
     """One worker. Use as an ``async with``.

@@ -4,32 +4,24 @@ import asyncio
 from pathlib import Path
 
 from tests.router.leases import Fleet, until
-from tests.router.stub_worker import StubWorker, say
+from tests.router.stub_worker import FirstBlockHeld, StubWorker, say
 from tests.router.test_api_answers import TEXT
 from tests.router.test_ledger_places import ask, chat, router
-
-from sangam_core.wire import BlockStart
 
 
 async def test_an_answer_that_has_begun_joins_a_line_that_is_full(
     leased: Fleet, model_folder: Path
 ) -> None:
-    reached, go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold_the_first_block(start: BlockStart, step: int) -> None:
-        reached.set()
-        if start.key.block == 0:
-            await go_on.wait()
-
-    async with StubWorker(answer=say(TEXT), before_pass=hold_the_first_block) as worker:
+    held = FirstBlockHeld()
+    async with StubWorker(answer=say(TEXT), before_pass=held) as worker:
         await leased.publish(worker)
         async with router(leased, model_folder, max_waiting=1) as (_, client):
             begun = asyncio.create_task(ask(client))
-            await asyncio.wait_for(reached.wait(), 10)
+            await asyncio.wait_for(held.reached.wait(), 10)
             await leased.publish(worker, is_draining=True)
             new = asyncio.create_task(ask(client))
             await until(lambda: num_in_line(leased, 1))
-            go_on.set()
+            held.go_on.set()
             await until(lambda: num_in_line(leased, 2))
             await leased.publish(worker)
             assert await asyncio.wait_for(asyncio.gather(begun, new), 15) == [TEXT, TEXT]
@@ -44,20 +36,14 @@ async def num_in_line(leased: Fleet, count: int) -> bool:
 async def test_an_answer_that_has_begun_outwaits_new_ones_while_no_worker_takes_it(
     leased: Fleet, model_folder: Path
 ) -> None:
-    reached, go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold_the_first_block(start: BlockStart, step: int) -> None:
-        reached.set()
-        if start.key.block == 0:
-            await go_on.wait()
-
-    async with StubWorker(answer=say(TEXT), before_pass=hold_the_first_block) as worker:
+    held = FirstBlockHeld()
+    async with StubWorker(answer=say(TEXT), before_pass=held) as worker:
         await leased.publish(worker)
         async with router(leased, model_folder, no_worker_seconds=0.3) as (_, client):
             begun = asyncio.create_task(ask(client))
-            await asyncio.wait_for(reached.wait(), 10)
+            await asyncio.wait_for(held.reached.wait(), 10)
             await leased.publish(worker, is_draining=True)
-            go_on.set()
+            held.go_on.set()
             await until(lambda: num_in_line(leased, 1))
             new = await client.post("/v1/chat/completions", json=chat())
             assert new.status_code == 503

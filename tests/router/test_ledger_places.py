@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.router.builders import MODEL, router_settings
 from tests.router.leases import Fleet, until
-from tests.router.stub_worker import ConnectionBreaks, StubWorker, say
+from tests.router.stub_worker import ConnectionBreaks, FirstBlockHeld, StubWorker, say
 from tests.router.test_api_answers import TEXT, messages
 from tests.router.test_driver import prefill_and_decode
 from tests.router.test_driver_failures import fails_once
@@ -206,22 +206,16 @@ async def test_a_full_line_turns_requests_away(leased: Fleet, model_folder: Path
 async def test_a_bound_on_the_fleet_holds_up_new_requests_only(
     leased: Fleet, model_folder: Path
 ) -> None:
-    reached, go_on = asyncio.Event(), asyncio.Event()
-
-    async def hold_the_first_block(start: BlockStart, step: int) -> None:
-        reached.set()
-        if start.key.block == 0:
-            await go_on.wait()
-
-    async with StubWorker(answer=say(TEXT), before_pass=hold_the_first_block) as worker:
+    held = FirstBlockHeld()
+    async with StubWorker(answer=say(TEXT), before_pass=held) as worker:
         await leased.publish(worker)
         async with router(leased, model_folder, max_blocks_per_decoder=0.01) as (_, client):
             first = asyncio.create_task(ask(client))
-            await asyncio.wait_for(reached.wait(), 10)
+            await asyncio.wait_for(held.reached.wait(), 10)
             second = asyncio.create_task(ask(client))
             await until(lambda: waits(leased))
             assert len({start.key.request_id for start in worker.starts}) == 1
-            go_on.set()
+            held.go_on.set()
             assert await first == await second == TEXT
             await until(leased.is_empty)
     assert len(worker.starts) == 6

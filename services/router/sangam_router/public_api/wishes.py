@@ -175,18 +175,16 @@ class Wishes:
 
     def _room_tokens(self, decoding: Decoding) -> int:
         """Tokens that prompt + L may have, by the model and by the fleet."""
-        own, limits = self._model.max_sequence_tokens, self._fleet.limits()
-        if limits is None:
-            return own
-        if keeps_kv(decoding.cache):
-            return min(own, limits.max_sequence_tokens)
+        limits = self._fleet.limits()
+        if limits is None or keeps_kv(decoding.cache):
+            return self.max_sequence_tokens()
         if not self._fleet.has_colocated:
             raise InvalidRequest(
                 "cache 'none' needs a colocated worker, and this server has none",
                 param="cache",
                 code="unsupported_value",
             )
-        return min(own, limits.max_tokens_without_kv)
+        return min(self._model.max_sequence_tokens, limits.max_tokens_without_kv)
 
     def _decoding(self, body: GenerationBody) -> Decoding:
         cache = body.cache or "dual"
