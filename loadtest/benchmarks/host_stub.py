@@ -123,7 +123,7 @@ class Arrays:
         """Write what an iteration of decodes changes, and copy it."""
         key = layout_key(passes)
         self._batch.feed(passes)
-        self._batch.send(None if key == self._planned else self._batch.lay_out(passes))
+        self._batch.send(None if key == self._planned else self._batch.lay_out(key))
         self._planned = key
 
 

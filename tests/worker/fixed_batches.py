@@ -19,7 +19,7 @@ from torch import Tensor
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.layout import AttentionLayout
 from sangam_worker.attention.protocol import Attention, AttentionBackend
-from sangam_worker.graphs.static_batch import StaticBatch
+from sangam_worker.graphs.static_batch import StaticBatch, layout_key
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.plan import Pass
 
@@ -42,7 +42,7 @@ def random_decodes(
 def sent(batch: StaticBatch, passes: Sequence[Pass]) -> AttentionLayout:
     """Everything of an iteration on the device; its layout."""
     batch.feed(passes)
-    layout = batch.lay_out(passes)
+    layout = batch.lay_out(layout_key(passes))
     batch.send(layout)
     return layout
 
@@ -61,12 +61,15 @@ class FixedRows:
         num_heads: int,
         num_blocks: int,
         block_tokens: int,
+        kernel: str | None = None,
     ) -> None:
         self._pool, self._num_heads = pool, num_heads
         self.batch = StaticBatch(
             num_blocks, block_tokens, pool.total_pages, pool.scratch_page, pool.device
         )
-        self.attention: Attention = backend.fixed(self.batch.fixed)
+        fixed = self.batch.fixed
+        name = backend.fixed_kernels(fixed)[0] if kernel is None else kernel
+        self.attention: Attention = backend.fixed(fixed, name)
         self.attention.plan(self.batch.fixed.full)
         num_rows, (_, _, num_kv_heads, head_dim) = len(self.batch.tokens), pool.page_shape
         on_device = {"dtype": pool.dtype, "device": pool.device}

@@ -8,6 +8,9 @@ checks: index types, dtypes that are taken for others, vectors of 16 bytes, supp
 import torch
 from torch import Tensor
 
+from sangam_worker.attention.blocks import Tiling, partial_shapes
+from sangam_worker.attention.protocol import FixedBatch
+
 HEAD_DIMS = (64, 128, 256)
 
 
@@ -191,3 +194,22 @@ def check_indptr(indptr: Tensor) -> None:
 def check_heads(num_qo_heads: int, num_kv_heads: int, head_dim: int) -> None:
     assert num_qo_heads % num_kv_heads == 0
     assert head_dim in HEAD_DIMS
+
+
+def attend_blocks(
+    q: Tensor, pages: Tensor, batch: FixedBatch, tiling: Tiling, workspace: Tensor, answers: Tensor
+) -> None:
+    """What our own kernel computes for a graph, as it computes it: from the device's arrays."""
+    num_heads, head_dim = q.shape[1:]
+    needed = partial_shapes(len(q), num_heads, head_dim, tiling)
+    assert 4 * sum(torch.Size(shape).numel() for shape in needed) <= len(workspace)
+    for number in range(batch.num_sequences):
+        length = int(batch.kv_lengths[number])
+        if length == 0:
+            continue
+        first, num_pages = int(batch.page_indptr[number]), -(-length // pages.shape[2])
+        own = pages[batch.page_indices[first : first + num_pages].long()]
+        k, v = (side.flatten(0, 1)[:length] for side in own.unbind(1))
+        start = number * batch.rows_per_sequence
+        rows = slice(start, start + batch.rows_per_sequence)
+        answers[rows, :, :head_dim] = attend(q[rows], k, v, head_dim**-0.5, causal=False)

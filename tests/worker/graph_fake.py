@@ -94,6 +94,7 @@ class EagerCapture:
     num_captured: int = 0
     num_replayed: int = 0
     order: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
 
     def __call__(self, run: Callable[[], None]) -> Replay:
         number = self.num_captured
@@ -107,6 +108,11 @@ class EagerCapture:
             again()
 
         return replay
+
+    def seconds(self, replay: Replay) -> float:
+        """Of what ``times`` says, in their order; the same for all where it says nothing."""
+        replay()
+        return self.times.pop(0) if self.times else 1.0
 
     def _captured(self, run: Callable[[], None]) -> Replay:
         run()

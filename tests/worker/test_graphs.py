@@ -17,7 +17,7 @@ from tests.worker.checkpoints import (
     write_checkpoint,
 )
 from tests.worker.flashinfer_fake import FakeFlashInfer
-from tests.worker.flashinfer_formulas import rotate_and_keep
+from tests.worker.flashinfer_formulas import attend_blocks, rotate_and_keep
 from tests.worker.graph_fake import EagerCapture, RecordedCapture, launch
 from tests.worker.requests import a_decoding, a_pass, a_plan
 
@@ -35,8 +35,11 @@ BLOCK = 8
 TOTAL_PAGES = 40
 
 
-def flashinfer(fake: FakeFlashInfer) -> AttentionFactory:
-    return lambda pool, heads: FlashInferAttention(pool, heads, fake, lambda _: "fa2")
+def flashinfer(fake: FakeFlashInfer, *, has_rivals: bool = False) -> AttentionFactory:
+    rivals: dict[str, Any] = {}
+    if has_rivals:
+        rivals = {"rivals": ("fa2", "fa3"), "attend_blocks": partial(launch, attend_blocks)}
+    return lambda pool, heads: FlashInferAttention(pool, heads, fake, lambda _: "fa2", **rivals)
 
 
 def a_graph_engine(
@@ -49,6 +52,7 @@ def a_graph_engine(
     fake: FakeFlashInfer | None = None,
     quantization: str = "none",
     is_kept_fused: bool = False,
+    has_rivals: bool = False,
 ) -> Engine:
     """With ``capture`` its graphs are captured; with ``fake`` it computes in bfloat16."""
 
@@ -61,7 +65,7 @@ def a_graph_engine(
         str(model),
         dtype="float32" if fake is None else "bfloat16",
         total_pages=total_pages,
-        attention="torch" if fake is None else flashinfer(fake),
+        attention="torch" if fake is None else flashinfer(fake, has_rivals=has_rivals),
         operators="torch" if fake is None else operators,
         quantization=quantization,
         graph_buckets=buckets,
@@ -190,6 +194,33 @@ def test_rotating_and_keeping_in_one_kernel_changes_nothing(
         assert appends == [11 * layers, 10 + layers]
     else:
         assert appends == [0, 0], "narrow heads"
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_fastest_kernel_of_each_size_attends_and_gives_the_same_tokens(
+    name: str, tmp_path: Path
+) -> None:
+    model, fakes = fused_at(name, tmp_path), [FakeFlashInfer(), FakeFlashInfer()]
+    eager = a_graph_engine(model, None, fake=fakes[0])
+    # Of 8, 4, 2, 1 blocks: FA2 once for nothing, FA2, FA3, two tilings. None is split: a CPU has no
+    # multiprocessors.
+    times = [0, 1, 2, 0.5, 3, 0, 3, 2, 1, 0.9, 0, 2, 1, 3, 3, 0, 1, 2, 3, 4]
+    capture = RecordedCapture(times=[*map(float, times)])
+    graphs = a_graph_engine(model, None, fake=fakes[1], has_rivals=True)
+    graphs.capture_graphs(capture=capture)
+    assert capture.times == []
+    assert graphs.graph_kernels == {
+        8: "blocks 32x64/1",
+        4: "blocks 64x64/1",
+        2: "fa3",
+        1: "fa2",
+    }
+    decodes = prefilled(eager, graphs, num_blocks=5)
+    for passes in (decodes, decodes[:3], decodes[:2], decodes[:1], decodes):
+        assert committed(graphs, passes) == committed(eager, passes)
+        for ours, theirs in zip(graphs.kv_pool.layers, eager.kv_pool.layers, strict=True):
+            assert torch.equal(ours, theirs)
+    assert capture.num_replayed == 20 + 5
 
 
 def test_engines_agree_on_logits_of_every_committable_row() -> None:

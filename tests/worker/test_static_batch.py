@@ -1,5 +1,6 @@
 """What graphs are fed: buckets, static arrays, and attention over a fixed batch."""
 
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -9,13 +10,15 @@ import torch
 from tests.worker.attention_batches import a_pool
 from tests.worker.fixed_batches import FixedRows, random_decodes, sent
 from tests.worker.flashinfer_fake import FakeFlashInfer
-from tests.worker.graph_fake import RecordedCapture
+from tests.worker.flashinfer_formulas import attend_blocks
+from tests.worker.graph_fake import RecordedCapture, launch
 from tests.worker.requests import a_pass
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.flashinfer_backend import FlashInferAttention
 from sangam_worker.attention.flashinfer_layout import measured_kernel
+from sangam_worker.attention.protocol import Attention, AttentionBackend
 from sangam_worker.attention.torch_backend import TorchAttention
 from sangam_worker.graphs.buckets import bucket_of, buckets_up_to, is_capturable
 from sangam_worker.graphs.static_batch import StaticBatch, layout_key
@@ -108,6 +111,9 @@ def test_the_layout_of_a_full_batch_is_the_packed_one() -> None:
     assert batch.positions.tolist()[:24] == packed.positions.tolist()
     assert batch.fixed.write_slots.tolist()[:24] == packed.layout.write_slots.tolist()
     assert ours.write_slots.tolist() == batch.fixed.write_slots.tolist()
+    assert batch.fixed.kv_lengths.tolist() == [48, 37, 16]
+    assert batch.fixed.page_indptr.tolist() == [0, 3, 6, 7]
+    assert batch.fixed.page_indices.tolist()[:7] == packed.layout.kv_page_indices.tolist()
 
 
 def test_what_fills_up_a_batch_asks_nothing_and_writes_to_the_scratch_page_alone() -> None:
@@ -117,6 +123,8 @@ def test_what_fills_up_a_batch_asks_nothing_and_writes_to_the_scratch_page_alone
     assert layout.kv_page_indptr.tolist() == [0, 3, 6, 7, *[7] * 5]
     assert layout.kv_lengths.tolist() == [48, 37, 16, *[0] * 5]
     assert layout.kv_last_page_lengths.tolist() == [16, 5, 16, *[0] * 5]
+    assert batch.fixed.kv_lengths.tolist() == layout.kv_lengths.tolist()
+    assert batch.fixed.page_indptr.tolist() == layout.kv_page_indptr.tolist()
     slots = batch.fixed.write_slots
     assert (slots[24:] // PAGE_TOKENS == TOTAL_PAGES).all()
     assert (slots[:24] // PAGE_TOKENS < TOTAL_PAGES).all()
@@ -143,13 +151,19 @@ def test_the_full_layout_names_no_page_but_the_scratch_page() -> None:
     assert (full.write_slots // PAGE_TOKENS == 2).all()
     sent(batch, [a_decode(0, length=16, start=0, pages=(1,))])
     assert full.qo_indptr.tolist() == [0, 8, 16, 24, 32], "it is its own"
+    assert batch.send_full() is full
+    assert batch.fixed.kv_lengths.tolist() == [16] * 4, "and on the device again"
+    assert batch.fixed.page_indices.tolist() == [2] * 4
+    assert (batch.fixed.write_slots // PAGE_TOKENS == 2).all()
 
 
 def test_arrays_stay_where_they_are() -> None:
     batch = a_batch()
 
     def places() -> list[int]:
-        arrays = batch.tokens, batch.positions, batch.fixed.write_slots, batch.fixed.page_indices
+        fixed = batch.fixed
+        arrays = batch.tokens, batch.positions, fixed.write_slots, fixed.page_indices
+        arrays = *arrays, fixed.kv_lengths, fixed.page_indptr
         return [each.data_ptr() for each in arrays]
 
     before = places()
@@ -183,12 +197,21 @@ def test_a_layout_depends_on_pages_rows_and_what_they_see_and_on_nothing_else() 
 
 # Attention over a fixed batch
 
-BACKENDS = ["torch", "fa2", "fa3"]
+BACKENDS = ["torch", "fa2", "fa3", "blocks"]
+
+
+def fixed_by_first(backend: AttentionBackend, batch: StaticBatch) -> Attention:
+    return backend.fixed(batch.fixed, backend.fixed_kernels(batch.fixed)[0])
 
 
 def a_backend(name: str, pool: KVPool, num_heads: int) -> Any:
     if name == "torch":
         return TorchAttention(pool)
+    if name == "blocks":
+        attend = partial(launch, attend_blocks)
+        return FlashInferAttention(
+            pool, num_heads, FakeFlashInfer(), lambda _: "fa2", attend_blocks=attend
+        )
     return FlashInferAttention(pool, num_heads, FakeFlashInfer(), lambda _: name)
 
 
@@ -202,7 +225,9 @@ def test_a_fixed_batch_attends_and_keeps_as_its_blocks_alone_would(
     pool, random = a_pool(num_kv_heads, head_dim, dtype=BFLOAT16), Random(0)
     for layer in pool.layers_and_scratch:
         layer[pool.scratch_page].fill_(torch.nan)  # nobody is to read it
-    rows = FixedRows(a_backend(name, pool, num_heads), pool, num_heads, 4, BLOCK)
+    backend = a_backend(name, pool, num_heads)
+    kernel = "blocks 32x64/1" if name == "blocks" else None
+    rows = FixedRows(backend, pool, num_heads, 4, BLOCK, kernel)
     # Of what torch's backend plans, a graph would see nothing.
     replay = rows.run if name == "torch" else RecordedCapture()(rows.run)
     for num_blocks in (4, 1, 3):
@@ -217,7 +242,7 @@ def test_a_graph_s_kernel_is_the_one_that_was_faster_for_a_full_bucket() -> None
             pool, num_heads, fake, measured_kernel(num_heads, num_kv_heads)
         )
         for num_blocks in (16, 8, 4, 2, 1):
-            backend.fixed(a_batch(num_blocks, pool.total_pages).fixed)
+            fixed_by_first(backend, a_batch(num_blocks, pool.total_pages))
             options = [kwargs for name, _, kwargs in fake.calls if "__init__" in name][-1]
             kernels[num_kv_heads, num_blocks] = options["backend"]
     assert [kernels[4, n] for n in (1, 2, 4, 8, 16)] == ["fa2", "fa3", "fa3", "fa3", "fa3"]
@@ -231,7 +256,7 @@ def test_fa2_gets_the_workspace_that_its_largest_grid_needs() -> None:
     sizes = {}
     for num_blocks in (40, 24, 8):
         batch = StaticBatch(num_blocks, 32, pool.total_pages, pool.scratch_page, CPU)
-        backend.fixed(batch.fixed).plan(batch.fixed.full)
+        fixed_by_first(backend, batch).plan(batch.fixed.full)
         made = [args[0] for name, args, _ in fake.calls if "__init__" in name]
         sizes[num_blocks] = made[-1]
     assert len(sizes[40]) > 128 * 2**20
@@ -245,4 +270,4 @@ def test_torch_s_loop_over_sequences_is_refused_on_a_gpu() -> None:
 
     backend = TorchAttention(PoolElsewhere())  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="use attention 'flashinfer', or no graphs"):
-        backend.fixed(a_batch().fixed)
+        backend.fixed_kernels(a_batch().fixed)

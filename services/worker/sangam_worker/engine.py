@@ -103,6 +103,11 @@ class Engine:
         self._graphs.capture(capture, progress)
         return capture.taken_bytes
 
+    @property
+    def graph_kernels(self) -> dict[int, str]:
+        """What attends in the captured graphs, by their numbers of blocks."""
+        return {} if self._graphs is None else self._graphs.kernels
+
     def execute(self, plan: Plan) -> Outcome:
         """Run an iteration. K/V of the fed rows are on their pages when it returns."""
         return self.launch(plan).outcome()

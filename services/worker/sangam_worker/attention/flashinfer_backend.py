@@ -3,9 +3,10 @@
 Decides how an iteration becomes FlashInfer's calls; ``flashinfer_layout`` makes their index arrays.
 Called by ``transformer`` through the protocol, planned by ``engine``. Nothing is copied to the
 device or read back after ``plan``. Sequences that keep no pages (cache ``none``) attend to
-their own new rows in a second plan. Batches of one shape, for CUDA graphs: ``flashinfer_fixed``.
+their own new rows in a second plan. Batches of one shape, for CUDA graphs: ``fixed``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,15 @@ from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
-from sangam_worker.attention.flashinfer_fixed import FixedFlashInferAttention
+from sangam_worker.attention.blocks import (
+    AttendBlocks,
+    BlockKernel,
+    Tiling,
+    can_attend,
+    tilings,
+)
+from sangam_worker.attention.fixed import FixedAttention, FixedKernel
+from sangam_worker.attention.flashinfer_fixed import PlannedKernel
 from sangam_worker.attention.flashinfer_layout import (
     ChooseKernel,
     PagedPart,
@@ -24,7 +33,7 @@ from sangam_worker.attention.flashinfer_layout import (
     rows_of,
     split,
 )
-from sangam_worker.attention.flashinfer_pool import NHD, FlashInferPool
+from sangam_worker.attention.flashinfer_pool import NHD, FlashInferPool, num_processors
 from sangam_worker.attention.layout import AttentionLayout, Int32s, Int64s
 from sangam_worker.attention.protocol import FixedBatch, Places
 from sangam_worker.flashinfer_library import FlashInfer, load_flashinfer
@@ -54,15 +63,25 @@ class FlashInferAttention:
         num_heads: query heads.
         library: ``flashinfer``, or a fake of its semantics.
         choose: the kernel of an iteration.
+        rivals: kernels of FlashInfer's that may be faster in a graph.
+        attend_blocks: another one, for graphs, in any of its tilings.
 
     Raises:
         ConfigurationError: no kernel has heads as large.
     """
 
     def __init__(
-        self, pool: KVPool, num_heads: int, library: FlashInfer, choose: ChooseKernel
+        self,
+        pool: KVPool,
+        num_heads: int,
+        library: FlashInfer,
+        choose: ChooseKernel,
+        *,
+        rivals: Sequence[str] = (),
+        attend_blocks: AttendBlocks | None = None,
     ) -> None:
         self._pool, self._choose = pool, choose
+        self._rivals, self._attend_blocks = rivals, attend_blocks
         self._pages = FlashInferPool(pool, num_heads, library)
         self._wrappers: dict[tuple[str, bool, bool], Any] = {}
         self._copied: torch.cuda.Event | None = None
@@ -134,25 +153,51 @@ class FlashInferAttention:
                 out.index_copy_(0, share.rows, answers)
         return out[:, :, : self._pages.head_dim].flatten(1)
 
-    def fixed(self, batch: FixedBatch) -> FixedFlashInferAttention:
+    def fixed_kernels(self, batch: FixedBatch) -> Sequence[str]:
+        """The one that is chosen for a full batch; then its rivals, if it has any."""
+        chosen = self._choose(batch.full)
+        others = [each for each in self._rivals if each != chosen]
+        return (chosen, *others, *map(str, self._tilings(batch)))
+
+    def fixed(self, batch: FixedBatch, kernel: str) -> FixedAttention:
         """Attention for batches of one shape; their memory is shared where the largest is first."""
-        kernel, pages = self._choose(batch.full), self._pages
-        num_rows = len(batch.write_slots)
+        pages, num_rows = self._pages, len(batch.write_slots)
         if num_rows > len(self._fixed_results):
             self._fixed_results = torch.zeros(
                 (num_rows, pages.num_heads, pages.kernel_dim),
                 dtype=self._pool.dtype,
                 device=self._pool.device,
             )
-        results = self._fixed_results
-        fixed = FixedFlashInferAttention(pages, kernel, batch, self._fixed_workspace, results)
-        if kernel == "fa2":
-            needed_bytes = fixed.workspace_bytes()
-            if needed_bytes > len(self._fixed_workspace):
-                workspace = pages.workspace.new_empty(needed_bytes)
-                self._fixed_workspace = workspace
-                fixed = FixedFlashInferAttention(pages, kernel, batch, workspace, results)
-        return fixed
+        return FixedAttention(pages, batch, self._fixed_results, self._fixed_kernel(batch, kernel))
+
+    def _fixed_kernel(self, batch: FixedBatch, name: str) -> FixedKernel:
+        for tiling in self._tilings(batch):
+            if str(tiling) == name:
+                assert self._attend_blocks is not None
+                workspace = self._pages.workspace
+                return BlockKernel(self._pool, batch, tiling, workspace, self._attend_blocks)
+        kernel = PlannedKernel(self._pages, name, batch, self._fixed_workspace)
+        if name != "fa2":
+            return kernel
+        needed_bytes = kernel.workspace_bytes()
+        if needed_bytes <= len(self._fixed_workspace):
+            return kernel
+        self._fixed_workspace = self._pages.workspace.new_empty(needed_bytes)
+        return PlannedKernel(self._pages, name, batch, self._fixed_workspace)
+
+    def _tilings(self, batch: FixedBatch) -> Sequence[Tiling]:
+        """Of our own kernel; none where it is not to be had."""
+        pages = self._pages
+        if self._attend_blocks is None or not can_attend(pages.head_dim):
+            return ()
+        _, _, num_kv_heads, _ = self._pool.page_shape
+        return tilings(
+            batch.num_sequences,
+            batch.rows_per_sequence,
+            pages.num_heads,
+            num_kv_heads,
+            num_processors(self._pool.device),
+        )
 
     def _plan_writes(self, layout: AttentionLayout, paged: PagedPart) -> None:
         """Upload what ``write`` and the padded pages need, and the page table."""
@@ -246,7 +291,12 @@ class FlashInferAttention:
 def flashinfer_attention(
     pool: KVPool, num_heads: int, kernel: str | None = None
 ) -> FlashInferAttention:
-    """The backend on the installed library; ``kernel``: ``fa2``, ``fa3`` or the faster one.
+    """The backend on the installed library.
+
+    Args:
+        kernel: ``fa2`` or ``fa3`` for everything. By default the faster one, by an earlier
+            measurement; graphs have what ``graphs.choice`` measures to be the fastest of these and
+            of our own.
 
     Raises:
         ConfigurationError: it is not installed, or cannot run there.
@@ -255,9 +305,16 @@ def flashinfer_attention(
     is_hopper = torch.cuda.get_device_capability(pool.device)[0] == 9
     if kernel == "fa3" and not is_hopper:
         raise ConfigurationError("FlashInfer's FA3 kernels need a Hopper GPU (H100, H200)")
-    if kernel is None and is_hopper:
-        _, _, num_kv_heads, _ = pool.page_shape
-        return FlashInferAttention(
-            pool, num_heads, library, measured_kernel(num_heads, num_kv_heads)
-        )
-    return FlashInferAttention(pool, num_heads, library, lambda layout: kernel or "fa2")
+    if kernel is not None:
+        return FlashInferAttention(pool, num_heads, library, lambda layout: kernel)
+    from sangam_worker.attention.blocks_triton import attend_blocks
+
+    _, _, num_kv_heads, _ = pool.page_shape
+    return FlashInferAttention(
+        pool,
+        num_heads,
+        library,
+        measured_kernel(num_heads, num_kv_heads) if is_hopper else lambda layout: "fa2",
+        rivals=("fa2", "fa3") if is_hopper else (),
+        attend_blocks=attend_blocks,
+    )

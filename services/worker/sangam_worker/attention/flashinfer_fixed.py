@@ -1,8 +1,8 @@
 """FlashInfer's attention for batches of one shape, as a CUDA graph needs it.
 
 Decides where the plan of the day lies: in device buffers that are made once, so that kernels that
-were captured with one plan read the next one's. Made by ``flashinfer_backend``, planned and run by
-``graphs``.
+were captured with one plan read the next one's. Made by ``flashinfer_backend``, called by
+``fixed``.
 
 What FlashInfer (0.6.18) asks of a wrapper with ``use_cuda_graph``: a batch size that never changes,
 never more rows than in the first plan, page numbers that are on the device already. FA2's grid is
@@ -21,32 +21,22 @@ from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.flashinfer_layout import on_host
 from sangam_worker.attention.flashinfer_pool import NHD, FlashInferPool
 from sangam_worker.attention.layout import AttentionLayout
-from sangam_worker.attention.protocol import FixedBatch, Places
+from sangam_worker.attention.protocol import FixedBatch
 
 
-class FixedFlashInferAttention:
-    """``Attention`` for one ``FixedBatch``: every sequence over pages, every row kept.
+class PlannedKernel:
+    """One of FlashInfer's kernels as ``FixedAttention`` calls it.
 
     Args:
         kernel: ``fa2`` or ``fa3``.
         workspace: FlashInfer's, of at least what ``workspace_bytes`` says.
-        results: ``[at least the batch's rows, heads, kernel_dim]``, finite numbers. Rows that fill
-            up the batch are not computed: they keep what is there.
     """
 
     def __init__(
-        self,
-        pages: FlashInferPool,
-        kernel: str,
-        batch: FixedBatch,
-        workspace: Tensor,
-        results: Tensor,
+        self, pages: FlashInferPool, kernel: str, batch: FixedBatch, workspace: Tensor
     ) -> None:
         self._pages, self._batch = pages, batch
         num_sequences = batch.num_sequences
-        self._num_queries = num_sequences * batch.rows_per_sequence
-        self._results = results[: len(batch.write_slots)]
-        self._write_sequences = torch.zeros_like(batch.write_slots)
         self._wrapper = pages.library.BatchPrefillWithPagedKVCacheWrapper(
             workspace,
             NHD,
@@ -64,11 +54,7 @@ class FixedFlashInferAttention:
         return int(needed)
 
     def plan(self, layout: AttentionLayout) -> None:
-        """Take the index arrays of the next iteration. The first ones are of a full batch.
-
-        The layout's page numbers and write slots are on the device already (``FixedBatch``), its
-        other arrays in pinned memory that stays as it is until the device has copied it.
-        """
+        """See ``FixedAttention``: the page numbers are the device's, the rest FlashInfer copies."""
         self._wrapper.plan(
             *self._arrays(layout),
             **self._options(),
@@ -77,32 +63,12 @@ class FixedFlashInferAttention:
             max_token_per_sequence=self._batch.rows_per_sequence,
         )
 
-    def write(self, k_new: Tensor, v_new: Tensor, layer: int) -> None:
-        """Keep the K/V of every row; of those that fill up the batch on the scratch page."""
-        self._pages.append(k_new, v_new, layer, self._write_sequences, self._batch.write_slots)
-
-    def run(
-        self, q: Tensor, k_new: Tensor, v_new: Tensor, layer: int, *, head_rows_only: bool = False
-    ) -> Tensor:
-        """Keep the new K/V on their pages, then attend. There is no plan for some rows only."""
-        assert not head_rows_only, "every row of a fixed batch is a head row"
-        self.write(k_new, v_new, layer)
-        return self.attend(q, layer)
-
-    def places(self) -> Places | None:
-        """See ``KeepsRows``; those of rows that fill up the batch are on the scratch page."""
-        if self._pages.is_narrow:
-            return None
-        return Places(self._pages.pool.layers_and_scratch, self._batch.write_slots)
-
-    def attend(self, q: Tensor, layer: int) -> Tensor:
-        """See ``KeepsRows``."""
+    def attend(self, q: Tensor, layer: int, answers: Tensor) -> None:
+        """See ``FixedKernel``."""
         pages = self._pages
         # Padded, the layer as a whole: it is a golden model's, and small.
         cache = pages.widened(pages.pool.layers_and_scratch[layer])
-        queries = pages.widened(q)[: self._num_queries]
-        self._wrapper.run(queries, cache, out=self._results[: self._num_queries])
-        return self._results[:, :, : pages.head_dim].flatten(1)
+        self._wrapper.run(pages.widened(q), cache, out=answers)
 
     def _arrays(self, layout: AttentionLayout) -> tuple[Tensor, ...]:
         return (

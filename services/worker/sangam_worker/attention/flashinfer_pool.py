@@ -79,7 +79,7 @@ class FlashInferPool:
             "kv_data_type": pool.dtype,
         }
         num_bytes = workspace_bytes(
-            num_heads, num_kv_heads, self.kernel_dim, _num_processors(pool.device)
+            num_heads, num_kv_heads, self.kernel_dim, num_processors(pool.device)
         )
         self.workspace = torch.empty(num_bytes, dtype=torch.uint8, device=pool.device)
         self._flat_layers = [
@@ -126,7 +126,8 @@ class FlashInferPool:
         return F.pad(x, (0, self.kernel_dim - self.head_dim)) if self.is_narrow else x
 
 
-def _num_processors(device: torch.device) -> int:
+def num_processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 0 of what is none."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

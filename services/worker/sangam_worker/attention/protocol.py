@@ -76,6 +76,8 @@ class FixedBatch:
         rows_per_sequence: as many of every one.
         full: the layout of a batch that nothing fills up.
         write_slots: int32 ``[rows]`` on the device, all of the rows' (``AttentionLayout``).
+        kv_lengths, page_indptr: int32 ``[num_sequences]`` and one more, on the device: as of a
+            layout. Sequences that only fill up the batch have length 0.
         page_indices: int32 on the device, as many as a batch can name; the first ones count.
     """
 
@@ -83,6 +85,8 @@ class FixedBatch:
     rows_per_sequence: int
     full: AttentionLayout
     write_slots: Tensor
+    kv_lengths: Tensor
+    page_indptr: Tensor
     page_indices: Tensor
 
 
@@ -90,12 +94,17 @@ class FixedBatch:
 class AttentionBackend(Attention, Protocol):
     """Attention that can be captured."""
 
-    def fixed(self, batch: FixedBatch) -> Attention:
-        """Attention for batches of one shape, with a plan of its own.
-
-        Its kernels find everything that changes from plan to plan at the same place on the device.
+    def fixed_kernels(self, batch: FixedBatch) -> Sequence[str]:
+        """Names of what may attend in batches of one shape; the first one where nothing is known.
 
         Raises:
             ConfigurationError: there is no such thing on the device.
+        """
+        ...
+
+    def fixed(self, batch: FixedBatch, kernel: str) -> Attention:
+        """Attention for batches of one shape by one of ``fixed_kernels``, with a plan of its own.
+
+        Its kernels find everything that changes from plan to plan at the same place on the device.
         """
         ...

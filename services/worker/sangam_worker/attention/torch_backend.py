@@ -3,6 +3,8 @@
 The backend of CPUs, and the one that tests trust. Called by ``transformer`` through the protocol.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -89,13 +91,17 @@ class TorchAttention:
             parts.append(q.new_zeros(len(q) - bounds[-1], q.shape[1] * q.shape[2]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def fixed(self, batch: FixedBatch) -> "TorchAttention":
-        """The same again, on a CPU: what is run there reads the plan whenever it runs."""
+    def fixed_kernels(self, batch: FixedBatch) -> Sequence[str]:
+        """One, on a CPU."""
         if self._pool.device.type == "cuda":
             raise ConfigurationError(
                 "attention 'torch' loops over sequences on the host, so no CUDA graph can hold it: "
                 "use attention 'flashinfer', or no graphs"
             )
+        return ("torch",)
+
+    def fixed(self, batch: FixedBatch, kernel: str) -> "TorchAttention":
+        """The same again: what is run on a CPU reads the plan whenever it runs."""
         return TorchAttention(self._pool)
 
     def _cached(self, layer: int, group: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,8 @@ A seam: tests put something in its place that runs the same code again. Called b
 """
 
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -11,12 +13,19 @@ import torch
 Replay = Callable[[], None]
 """Issues what was captured again, on the current stream: the same work on the same memory."""
 
+_REPLAYS = 5
+"""That are timed: one may be disturbed."""
+
 
 class Capture(Protocol):
     """Makes replays."""
 
     def __call__(self, run: Callable[[], None]) -> Replay:
         """Take what ``run`` issues. It may run more than once meanwhile, or not at all."""
+        ...
+
+    def seconds(self, replay: Replay) -> float:
+        """What a replay takes the device, in seconds."""
         ...
 
     @property
@@ -52,6 +61,18 @@ class CudaCapture:
         ):
             run()
         return graph.replay
+
+    def seconds(self, replay: Replay) -> float:
+        """See ``Capture``: the median of some."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]  # type: ignore[no-untyped-call]
+        replay()
+        for event in events[:-1]:
+            event.record()
+            replay()
+        events[-1].record()
+        events[-1].synchronize()
+        pairs = pairwise(events)
+        return median(float(began.elapsed_time(ended)) for began, ended in pairs) / 1000
 
     @property
     def taken_bytes(self) -> int:

@@ -8,6 +8,7 @@ on average (of 32 blocks the head takes 1.6 ms). Called by ``engine``.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from sangam_core.rules import Family
 from sangam_worker.attention.protocol import Attention, AttentionBackend
 from sangam_worker.graphs.buckets import bucket_of, is_capturable
 from sangam_worker.graphs.capture import Capture, Replay
+from sangam_worker.graphs.choice import Trial, fastest
 from sangam_worker.graphs.static_batch import LayoutKey, StaticBatch, layout_key
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.description import ModelConfig
@@ -34,11 +36,12 @@ class _Bucket:
     """One captured size.
 
     Attributes:
-        normed: what the graph gives, ``[rows, hidden]``. planned: the layout that its attention was
-            planned with last.
+        kernel: what attends. normed: what the graph gives, ``[rows, hidden]``.
+        planned: the layout that its attention was planned with last.
     """
 
     batch: StaticBatch
+    kernel: str
     attention: Attention
     normed: Tensor
     replay: Replay
@@ -91,6 +94,11 @@ class GraphRunner:
         self._buckets: dict[int, _Bucket] = {}
         self._sent: torch.cuda.Event | None = None
 
+    @property
+    def kernels(self) -> dict[int, str]:
+        """By numbers of blocks, what attends in their graph."""
+        return {size: self._buckets[size].kernel for size in sorted(self._buckets)}
+
     @torch.inference_mode()
     def capture(self, capture: Capture, progress: Progress) -> None:
         """Capture every bucket, the largest first: the others then share its memory.
@@ -141,20 +149,30 @@ class GraphRunner:
             batch.send(None)
             return
         bucket.planned = None  # until all has gone well
-        layout = batch.lay_out(passes)
+        layout = batch.lay_out(key)
         batch.send(layout)
         bucket.attention.plan(layout)
         bucket.planned = key
 
     def _captured(self, capture: Capture, batch: StaticBatch, normed: Tensor) -> _Bucket:
-        attention = self._attention.fixed(batch.fixed)
-        attention.plan(batch.fixed.full)
+        kernel, attention = self._fastest(capture, batch)
+        attention.plan(batch.send_full())
         transformer = self._transformer
 
         def run() -> None:
             transformer.forward_every_row(batch.tokens, batch.positions, attention, normed)
 
-        return _Bucket(batch, attention, normed, replay=capture(run))
+        return _Bucket(batch, kernel, attention, normed, replay=capture(run))
+
+    def _fastest(self, capture: Capture, batch: StaticBatch) -> tuple[str, Attention]:
+        """What attends in batches of this size, measured where there is a choice."""
+        kernels = self._attention.fixed_kernels(batch.fixed)
+        if len(kernels) == 1:
+            return kernels[0], self._attention.fixed(batch.fixed, kernels[0])
+        trial = Trial(self._pool, batch, self._config.num_heads, capture)
+        chosen = fastest(kernels, partial(self._attention.fixed, batch.fixed), trial)
+        trial.end()
+        return chosen
 
     def _normed(self, num_rows: int) -> Tensor:
         shape = num_rows, self._config.hidden_size

@@ -60,30 +60,39 @@ class StaticBatch:
             (np.int64, num_rows),
             (np.int64, num_rows),
             (np.int32, num_rows),
+            (np.int32, num_blocks + 1),
+            (np.int32, num_blocks),
             (np.int32, max(total_pages, num_blocks)),
         ]
         num_bytes = sum(np.dtype(kind).itemsize * number for kind, number in parts)
         self._staging = _host_bytes(num_bytes, device)
         self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         host = _cut(self._staging, parts)
-        self._tokens, self._positions, self._slots, self._pages = (each.numpy() for each in host)
+        (
+            self._tokens,
+            self._positions,
+            self._slots,
+            self._page_indptr,
+            self._kv_lengths,
+            self._pages,
+        ) = (each.numpy() for each in host)
         self._token_bytes = self._tokens.nbytes
-        self._row_bytes = self._token_bytes + self._positions.nbytes + self._slots.nbytes
-        self.tokens, self.positions, slots, pages = _cut(self._on_device, parts)
-        # What the attention backend plans with on the host, and copies itself.
+        self._row_bytes = num_bytes - self._pages.nbytes
+        self.tokens, self.positions, slots, page_indptr, kv_lengths, pages = _cut(
+            self._on_device, parts
+        )
+        # What else an attention backend plans with on the host, and copies itself.
         bounds: list[tuple[type[np.int64 | np.int32], int]] = [
             (np.int32, num_blocks + 1),
-            (np.int32, num_blocks + 1),
-            (np.int32, num_blocks),
             (np.int32, num_blocks),
         ]
-        self._bounds = _host_bytes(4 * (4 * num_blocks + 2), device)
-        self._qo_indptr, self._page_indptr, self._last_lengths, self._kv_lengths = (
-            each.numpy() for each in _cut(self._bounds, bounds)
-        )
+        self._bounds = _host_bytes(4 * (2 * num_blocks + 1), device)
+        self._qo_indptr, self._last_lengths = (each.numpy() for each in _cut(self._bounds, bounds))
         self._full_indptr = np.arange(num_blocks + 1, dtype=np.int32) * np.int32(block_tokens)
         self._none_ragged = np.zeros(num_blocks, dtype=np.bool_)
-        self.fixed = FixedBatch(num_blocks, block_tokens, self._lay_out_full(), slots, pages)
+        self.fixed = FixedBatch(
+            num_blocks, block_tokens, self._lay_out_full(), slots, kv_lengths, page_indptr, pages
+        )
 
     def feed(self, passes: Sequence[Pass]) -> None:
         """Write the passes' tokens, and send nothing yet."""
@@ -92,22 +101,24 @@ class StaticBatch:
             start, stop = stop, stop + self._block_tokens
             self._tokens[start:stop] = item.tokens
 
-    def lay_out(self, passes: Sequence[Pass]) -> AttentionLayout:
+    def lay_out(self, key: LayoutKey) -> AttentionLayout:
         """Write everything else, and give the layout that an attention backend plans with."""
-        num_passes, block_tokens = len(passes), self._block_tokens
+        num_passes, block_tokens = len(key), self._block_tokens
         num_rows = num_passes * block_tokens
-        starts = [item.positions[0] for item in passes]
-        seen = [item.sees for item in passes]
-        places = [
-            _place(item.pages, start, block_tokens, sees)
-            for item, start, sees in zip(passes, starts, seen, strict=True)
-        ]
+        starts = [start for _, start, _ in key]
+        seen = [sees for _, _, sees in key]
+        places = [_place(pages, start, block_tokens, sees) for pages, start, sees in key]
         rows = self._positions[:num_rows].reshape(num_passes, block_tokens)
         np.add(np.array(starts)[:, None], self._every_row[:block_tokens], out=rows)
         self._positions[num_rows:] = 0
         np.concatenate([place.slots for place in places], out=self._slots[:num_rows])
         self._slots[num_rows:] = self._scratch_slots[num_rows:]
         return self._layout(np.array(seen, dtype=np.int32), [place.pages for place in places])
+
+    def send_full(self) -> AttentionLayout:
+        """Every sequence with all its queries, on the scratch page: what is captured."""
+        self._lay_out_full()
+        return self.fixed.full
 
     def send(self, layout: AttentionLayout | None) -> None:
         """Copy to the device: everything up to the layout's pages, or without one the tokens."""
@@ -117,7 +128,7 @@ class StaticBatch:
         self._on_device[:num_bytes].copy_(self._staging[:num_bytes], non_blocking=True)
 
     def _lay_out_full(self) -> AttentionLayout:
-        """Every sequence with all its queries, on the scratch page: what is captured."""
+        """See ``send_full``."""
         self._slots[:] = self._scratch_slots
         page = np.array([self._scratch], dtype=np.int32)
         seen = np.full(self.num_blocks, PAGE_TOKENS, dtype=np.int32)
