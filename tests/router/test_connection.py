@@ -6,10 +6,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 from structlog.testing import capture_logs
+from tests.core.http_wire import ASKED, PATIENCE_SECONDS, Wire, connected, told_and_closed
 from tests.router.builders import served
 from tests.router.memory_places import MemoryPlaces
 from tests.router.stub_worker import StubWorker, say
@@ -18,46 +18,6 @@ from tests.router.test_api_requests import CHAT, chat
 from sangam_core.wire import BlockStart
 
 HEAD_SECONDS = 0.2
-PATIENCE_SECONDS = 10.0
-ASKED = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
-
-
-class Wire:
-    """A connection, byte by byte."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    async def rest(self) -> bytes:
-        """What comes until the server closes."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self.reader.read()
-
-    async def answer(self) -> bytes:
-        """One answer: head and body."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            head = await self.reader.readuntil(b"\r\n\r\n")
-            fields = dict(line.split(b": ", 1) for line in head.lower().splitlines()[1:] if line)
-            return head + await self.reader.readexactly(int(fields[b"content-length"]))
-
-    async def trickle(self, byte: bytes) -> bytes:
-        """Send a byte now and then until the server closes; what came."""
-        coming = asyncio.create_task(self.rest())
-        while not coming.done():
-            self.writer.write(byte)
-            await asyncio.wait([coming], timeout=HEAD_SECONDS / 8)
-        return await coming
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Wire]:
-    place = urlsplit(url)
-    reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    try:
-        yield Wire(reader, writer)
-    finally:
-        writer.close()
 
 
 @asynccontextmanager
@@ -72,10 +32,7 @@ async def wire(model_folder: Path, head_seconds: float = HEAD_SECONDS) -> AsyncI
 
 def told(answer: bytes, status: int) -> str:
     """The message of an error in OpenAI's form, behind which the connection is closed."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(f"HTTP/1.1 {status} ".encode()), answer
-    assert b"connection: close" in head.lower()
-    error = json.loads(body)["error"]
+    error = told_and_closed(answer, status)["error"]
     assert error["type"] == "invalid_request_error"
     return str(error["message"])
 
@@ -83,7 +40,7 @@ def told(answer: bytes, status: int) -> str:
 async def test_a_head_that_never_ends_is_408_however_steadily_it_comes(model_folder: Path) -> None:
     async with wire(model_folder) as opened:
         opened.writer.write(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
-        answer = await opened.trickle(b"x")
+        answer = await opened.trickle(b"x", every_seconds=HEAD_SECONDS / 8)
     assert "head did not arrive within 0.2 s" in told(answer, 408)
 
 
@@ -138,7 +95,7 @@ async def test_a_body_that_goes_on_behind_the_answer_ends_the_connection(
     async with wire(model_folder) as opened:
         opened.writer.write(ASKED + b"Content-Length: 100000\r\n\r\n")
         assert b"200" in await opened.answer()
-        assert await opened.trickle(b"x") == b""
+        assert await opened.trickle(b"x", every_seconds=HEAD_SECONDS / 8) == b""
 
 
 async def test_an_answer_may_take_longer_than_a_head(model_folder: Path) -> None:

@@ -49,7 +49,7 @@ async def test_framing_is_read_by_h11_whatever_else_is_installed(
     monkeypatch.setattr("uvicorn.protocols.http.auto.AutoHTTPProtocol", _AnotherParser)
     listening = bind("127.0.0.1", [0])
     guard = Guard(_never_reached, token="", max_body_bytes=100, body_deadline_seconds=5.0)
-    server = HttpServer(guard, listening)
+    server = HttpServer(guard, listening, head_seconds=PATIENCE_SECONDS)
     await server.start()
     reader, writer = await asyncio.open_connection(*listening.getsockname())
     writer.write(

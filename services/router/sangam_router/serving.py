@@ -5,32 +5,20 @@ on answering probes until then. Who is served is the composition root's business
 """
 
 import asyncio
-import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from sangam_core.addresses import host_and_port, http_url
-from sangam_core.errors import ConfigurationError
-from sangam_router.connection import MAX_HEAD_BYTES, connections
+from sangam_core.errors import ConfigurationError, InvalidRequest
+from sangam_core.http_server import QuietServer, http_server
+from sangam_router.public_api.errors import http_error
 
 _BACKLOG = 2048
-_KEEP_ALIVE_SECONDS = 75
-"""Idle connections stay open longer than ingresses keep theirs (nginx: 60 s): whoever closes first
-cuts off a request that the other side is just sending."""
-
-
-class QuietServer(uvicorn.Server):
-    """A server that leaves signals to ``main``: there are two of them in this process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
-        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +36,12 @@ class Listener:
 
     def server(self, shutdown_seconds: float, *, head_seconds: float) -> QuietServer:
         """The server; not started."""
-        config = uvicorn.Config(
+        return http_server(
             self.app,
-            # The framing that the gate checks is h11's; httptools reads some of it differently.
-            http=connections(head_seconds),
-            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
+            head_seconds=head_seconds,
+            error_form=_error_form,
+            shutdown_seconds=shutdown_seconds,
         )
-        return QuietServer(config)
 
 
 def listen(host: str, port: int, name: str) -> socket.socket:
@@ -99,3 +79,8 @@ async def stop(server: QuietServer, serving: "asyncio.Task[None]") -> None:
     """Stop a server gracefully; its own deadline cancels what does not finish."""
     server.should_exit = True
     await asyncio.wait({serving})
+
+
+def _error_form(error: InvalidRequest) -> tuple[int, Mapping[str, Any]]:
+    answer = http_error(error)
+    return answer.status, answer.body

@@ -101,7 +101,7 @@ class Worker:
             sock.close()
             await self._peers.close()
             raise
-        self._server = HttpServer(self._app(), sock)
+        self._server = HttpServer(self._app(), sock, head_seconds=settings.head_deadline_seconds)
         await self._server.start()
         self._pinger = asyncio.create_task(
             self.service.ping_quiet_streams(settings.ping_seconds), name="pings"

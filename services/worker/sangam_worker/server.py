@@ -1,23 +1,24 @@
-"""The process's socket and its HTTP server: binding, the port file, uvicorn without its signals.
+"""The process's socket and its HTTP server: binding, the port file, starting and stopping.
 
 ``process`` starts and ends it; what is served is ``api``'s business.
 """
 
 import asyncio
-import contextlib
 import errno
 import random
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from sangam_core.addresses import host_and_port
 from sangam_core.errors import ConfigurationError
+from sangam_core.http_server import http_server
+from sangam_worker.api.errors import error_form
 
 _BACKLOG = 2048
+_SHUTDOWN_SECONDS = 5.0
 _DEAD_PEER_MILLISECONDS = 20_000
 """Unacknowledged data for this long (pings are data) ends a connection: its block is cancelled."""
 
@@ -51,20 +52,13 @@ def write_port_file(path: Path, port: int) -> None:
 class HttpServer:
     """uvicorn on a bound socket, as a task of the running event loop."""
 
-    def __init__(self, app: ASGIApp, sock: socket.socket) -> None:
-        config = uvicorn.Config(
+    def __init__(self, app: ASGIApp, sock: socket.socket, *, head_seconds: float) -> None:
+        self._server = http_server(
             app,
-            # The framing that the guard checks is h11's; httptools reads some of it differently.
-            http="h11",
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=5,
-            server_header=False,
+            head_seconds=head_seconds,
+            error_form=error_form,
+            shutdown_seconds=_SHUTDOWN_SECONDS,
         )
-        self._server = _SignalFreeServer(config)
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
 
@@ -83,15 +77,6 @@ class HttpServer:
         if self._task is not None:
             await self._task
         self._socket.close()
-
-
-class _SignalFreeServer(uvicorn.Server):
-    """Signals are the process's: SIGTERM drains before the server may stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the handlers as they are."""
-        yield
 
 
 def _bound(host: str, port: int) -> socket.socket:

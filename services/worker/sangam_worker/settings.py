@@ -197,6 +197,10 @@ class WorkerSettings(ServiceSettings):
     body_deadline_seconds: Annotated[float, Field(gt=0)] = 10.0
     """Longest time for a request body to arrive, seconds."""
 
+    head_deadline_seconds: Annotated[float, Field(gt=0)] = 20.0
+    """Longest time for a request's head to arrive, from connecting or, on a kept connection, from
+    its first byte on, seconds. It ends no stream and no connection at rest."""
+
     max_engine_failures: Annotated[int, Field(ge=1)] = 3
     """Failed iterations in a row after which ``/healthz`` fails and the lease lapses: a broken
     device does not heal by itself."""

@@ -14,6 +14,9 @@ from sangam_core.wire import PROTOCOL_VERSION
 from sangam_worker.drain import RoleConflict
 from sangam_worker.service import BlockRefused
 
+_STATUS_OF_CODE = {"request_timeout": 408, "head_too_large": 431}
+"""Codes of ``InvalidRequest`` whose status is not 400."""
+
 _FRAMEWORK_CODES = {400: "invalid_request", 404: "not_found", 405: "method_not_allowed"}
 
 
@@ -27,6 +30,12 @@ class WrongProtocol(SangamError):
 def invalid_request_of(error: ValidationError) -> InvalidRequest:
     """The first thing that is wrong with a body, by name."""
     return _invalid(error.errors(include_url=False)[0])
+
+
+def error_form(error: InvalidRequest) -> tuple[int, dict[str, str]]:
+    """Status and body of what is refused, also before there is a request to answer."""
+    code = error.code or "invalid_request"
+    return _STATUS_OF_CODE.get(code, 400), _body(code, str(error), error.param)
 
 
 def install(app: FastAPI) -> None:
@@ -45,9 +54,13 @@ def _invalid(problem: Mapping[str, Any]) -> InvalidRequest:
     return InvalidRequest(f"{param or 'body'}: {problem['msg']}", param=param or None)
 
 
-def _answer(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
+def _body(code: str, message: str, param: str | None) -> dict[str, str]:
     body = {"code": code, "message": message, "param": param}
-    return JSONResponse({name: value for name, value in body.items() if value}, status)
+    return {name: value for name, value in body.items() if value}
+
+
+def _answer(status: int, code: str, message: str, param: str | None = None) -> JSONResponse:
+    return JSONResponse(_body(code, message, param), status)
 
 
 async def _refused(request: Request, error: Exception) -> JSONResponse:
@@ -57,7 +70,8 @@ async def _refused(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, InvalidRequest)
-    return _answer(400, error.code or "invalid_request", str(error), error.param)
+    status, body = error_form(error)
+    return JSONResponse(body, status)
 
 
 async def _validation_failed(request: Request, error: Exception) -> JSONResponse:

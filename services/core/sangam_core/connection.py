@@ -2,21 +2,26 @@
 
 uvicorn bounds neither the time of a request's head nor that of a connection on which nothing ever
 comes, and refuses what is no HTTP in plain text. Whoever holds many such connections open would
-hold the router's sockets for ever. Used by ``serving`` for both ports; bodies have a deadline of
-their own (``public_api.bodies``).
+hold the server's sockets for ever. ``http_server`` uses it for every port; bodies have a deadline
+of their own, the services' business, as is the form that an error has.
 """
 
 import asyncio
 import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sangam_core.errors import InvalidRequest
-from sangam_router.public_api.errors import http_error
 
 MAX_HEAD_BYTES = 2**14
 """Largest request line with its fields; h11's own default."""
+
+ErrorForm = Callable[[InvalidRequest], tuple[int, Mapping[str, Any]]]
+"""A service's status and body for an error. The codes that come from here: ``request_timeout``
+(408), ``head_too_large`` (431), ``malformed_request`` (400)."""
 
 
 class Connection(H11Protocol):
@@ -27,6 +32,7 @@ class Connection(H11Protocol):
     """
 
     head_seconds: float
+    error_form: ErrorForm
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -88,15 +94,15 @@ class Connection(H11Protocol):
     def _refuse(self, error: InvalidRequest) -> None:
         """Say why, where that is still possible, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            failure = http_error(error)
-            body = json.dumps(failure.body).encode()
+            status, content = self.error_form(error)
+            body = json.dumps(content).encode()
             headers = [
                 ("content-type", "application/json"),
                 ("content-length", str(len(body))),
                 ("connection", "close"),
             ]
             for event in (
-                h11.Response(status_code=failure.status, headers=headers),
+                h11.Response(status_code=status, headers=headers),
                 h11.Data(data=body),
                 h11.EndOfMessage(),
             ):
@@ -106,11 +112,12 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def connections(head_seconds: float) -> type[Connection]:
-    """The class of connections whose requests' heads have so long."""
+def connections(head_seconds: float, error_form: ErrorForm) -> type[Connection]:
+    """The class of connections whose requests' heads have so long, and whose errors look so."""
 
     class Bounded(Connection):
-        """With the deadline filled in: uvicorn makes connections itself."""
+        """With both filled in: uvicorn makes connections itself."""
 
     Bounded.head_seconds = head_seconds
+    Bounded.error_form = staticmethod(error_form)
     return Bounded
