@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from tests.gpu.engines import model_at
 from tests.gpu.marks import FLASHINFER_ON_A_GPU
 from tests.gpu.shapes import KERNELS, SHAPES, skip_without
@@ -58,6 +59,37 @@ def test_a_captured_attention_follows_every_new_plan(
     random = Random(0)
     for number in (num_blocks, max(1, num_blocks - 3), 1, num_blocks):
         rows.check(random_decodes(random, pool, number, BLOCK, longest=700), replay)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_so_do_all_tilings_of_our_own_kernel(shape: str) -> None:
+    """Few enough blocks that keys are split by 1, 2 and more."""
+    torch.manual_seed(0)
+    (num_heads, num_kv_heads, head_dim), num_blocks = SHAPES[shape], 3
+    pool = a_pool(num_kv_heads, head_dim, total_pages=400, dtype=BFLOAT16, device="cuda")
+    for layer in pool.layers_and_scratch:
+        layer[pool.scratch_page].fill_(torch.nan)
+    backend, random = flashinfer_attention(pool, num_heads), Random(0)
+    full = FixedRows(backend, pool, num_heads, num_blocks, BLOCK).batch.fixed
+    ours = [each for each in backend.fixed_kernels(full) if each.startswith("blocks")]
+    assert ours
+    for name in ours:
+        rows = FixedRows(backend, pool, num_heads, num_blocks, BLOCK, name)
+        replay = CudaCapture(pool.device)(rows.run)
+        for number in (num_blocks, 1):
+            rows.check(random_decodes(random, pool, number, BLOCK, longest=700), replay)
+
+
+def test_the_kernel_of_a_graph_is_measured_among_flashinfer_s_and_our_own() -> None:
+    with capture_logs() as logs:
+        engine = an_engine()
+    left_out = [each for each in logs if each["event"] == "attention kernel left out"]
+    assert not left_out
+    assert [*engine.graph_kernels] == [1, 2, 4, 8]
+    known = ("fa2", "fa3", "blocks")
+    assert all(each.startswith(known) for each in engine.graph_kernels.values())
+    for layer in engine.kv_pool.layers:
+        assert not layer.any(), "the trials left nothing"
 
 
 @pytest.mark.parametrize("shape", ["llada-8b", "dream-7b"])

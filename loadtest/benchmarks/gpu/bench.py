@@ -20,7 +20,7 @@ from benchmarks.gpu.fp8 import time_fp8
 from benchmarks.gpu.gap import measure_gap
 from benchmarks.gpu.kernels import OF_MODELS, OF_TESTS
 from benchmarks.gpu.operators import time_attention, time_products, time_sampler
-from benchmarks.gpu.parts import Budget, Part, Record
+from benchmarks.gpu.parts import Budget, Part, Record, say
 from benchmarks.gpu.passes import Timed, compare_with_eager, time_passes
 from benchmarks.gpu.sizes import Sizes
 from benchmarks.gpu.transport import time_transport
@@ -78,7 +78,7 @@ class Bench:
             *self._of_models("sampler", self._sampler, 15, num_waves=0),
             # Of the models' own shapes, before anything of theirs is timed.
             self._of_tests(Checks.OF_MODELS, OF_MODELS, 90),
-            self._of_model("decodes", self._decodes, first, 45),
+            self._of_model("decodes", self._decodes, first, 55),
             self._of_model("cpu gap", self._gap, first, 20),
             self._of_model("batch 1 step", self._steps, first, 40),
             self._of_model("prefills", self._eager, first, 50),
@@ -86,13 +86,13 @@ class Bench:
                 part
                 for model in others
                 for part in (
-                    self._of_model("decodes", self._decodes, model, 45),
+                    self._of_model("decodes", self._decodes, model, 55),
                     self._of_model("prefills", self._eager, model, 50),
                 )
             ),
-            *self._of_models("fp8", self._fp8, 35),
+            *self._of_models("fp8", self._fp8, 45),
             # A profiler may go on costing time in a process: behind what the goals are held to.
-            *self._of_models("breakdown", self._breakdown, 25),
+            *self._of_models("breakdown", self._breakdown, 30),
             self._of_model("transport", self._transport, first, 30),
             *self._of_models("attention", self._attention, 20),
             *self._of_models("products", self._products, 25, num_waves=0),
@@ -146,6 +146,8 @@ class Bench:
 
     def _decodes(self, model: str, record: Record, budget: Budget) -> None:
         timed, iterations = self._graphs(model), self._sizes.graph_iterations
+        record["kernels"] = {str(blocks): it for blocks, it in timed.engine.graph_kernels.items()}
+        say(f"         attention by blocks: {record['kernels']}")
         time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
         compare_with_eager(record, timed, iterations[0])  # last: times are told even if it fails
 

@@ -21,7 +21,8 @@ from sangam_loadtest.costs.gpus import Gpu
 
 _CLASSES = (
     ("sampler", ("read_row",)),
-    ("attention", ("prefillwithkv", "batchprefill", "decodewithkv", "mergestate", "attention")),
+    ("attention", ("prefillwithkv", "batchprefill", "decodewithkv", "mergestate", "attention",
+                   "attend_tile", "put_together")),
     ("small kernels", ("norm", "rope", "rotary", "silu", "act_and_mul", "append", "quant")),
     ("products", ("gemm", "nvjet", "cutlass", "cublas", "splitk", "xmma", "matmul", "aten::mm",
                   "addmm", "mkldnn", "linear")),

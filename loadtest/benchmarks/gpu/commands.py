@@ -119,7 +119,7 @@ def _with_fa2(place: Place) -> Place:
     """FA2 for everything, where each batch would get the faster kernel and FA3 is not there."""
     if place.attention != "flashinfer":
         return place
-    return replace(place, attention="flashinfer-fa2")
+    return replace(place, attention="flashinfer-fa2-blocks")
 
 
 def _without_fail(write: Callable[[Record, Path], None], folder: Path) -> Callable[[Record], None]:

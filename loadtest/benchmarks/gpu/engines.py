@@ -94,7 +94,7 @@ def load_graphs(
     )
     _fill(engine.kv_pool)
     engine.capture_graphs(capture=RunsAgain() if place.torch_device.type == "cpu" else None)
-    kind = place.attention.rpartition("-")[2]
+    kind = place.attention.removeprefix("flashinfer-")
     is_fp8 = quantization == "fp8"
     return Timed(engine, place.shape(model), name_of(model), kind, "graph", is_fp8)
 
@@ -124,7 +124,7 @@ def load_eager(place: Place, model: str, total_pages: int) -> Timed:
         engine=engine,
         shape=place.shape(model),
         name=name_of(model),
-        kind=place.attention.rpartition("-")[2],
+        kind=place.attention.removeprefix("flashinfer-"),
         launch="eager",
         skippable=skippable[0],
     )

@@ -17,8 +17,9 @@ from benchmarks.gpu.timing import cold_seconds, device_seconds, random_matrix
 from benchmarks.iterations import BLOCK_LENGTH, Iteration
 from sangam_loadtest.costs.gpus import Gpu
 from sangam_loadtest.costs.shapes import ModelShape
-from sangam_worker.attention.protocol import Attention
+from sangam_worker.attention.protocol import Attention, AttentionBackend, KeepsRows
 from sangam_worker.engine_loading import ATTENTION_BACKENDS
+from sangam_worker.graphs.static_batch import StaticBatch, layout_key
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.packing import pack
@@ -142,6 +143,8 @@ def time_attention(
 ) -> None:
     """Attention of all layers by backend, planning left out; and which one each batch is for.
 
+    Beside them, for decodes alone, the fastest tiling of our own kernel, as graphs have it.
+
     Each call finds nothing of its keys in the cache: in a pass a layer's weights come between.
     """
     lines: list[dict[str, Any]] = record.setdefault("lines", [])
@@ -156,6 +159,9 @@ def time_attention(
     for layer in pool.layers:
         layer.normal_()
     backends = {each: ATTENTION_BACKENDS[each](pool, config.num_heads) for each in kernels}
+    own = None
+    if device.type == "cuda":
+        own = ATTENTION_BACKENDS["flashinfer-fa2-blocks"](pool, config.num_heads)
     for number, iteration in enumerate(iterations):
         if budget.left_seconds <= 0:
             record["cut_short"] = [str(each) for each in iterations[number:]]
@@ -166,6 +172,10 @@ def time_attention(
             * _attention_seconds(each, pool, config, iteration)
             for kernel, each in backends.items()
         }
+        blocks = None
+        if isinstance(own, AttentionBackend) and not iteration.prefill_tokens:
+            blocks, seconds = best_tiling(own, pool, config, iteration)
+            seen["blocks_ms"] = 1000 * config.num_layers * seconds
         line = {
             "model": name,
             "num_heads": config.num_heads,
@@ -173,11 +183,36 @@ def time_attention(
             "prefill_tokens": iteration.prefill_tokens,
             "decode_blocks": iteration.decode_blocks,
             "context_tokens": iteration.context_tokens,
+            "blocks_ms": None,
             **seen,
+            "tiling": blocks,
             "fastest": min(seen, key=lambda each: seen[each]).removesuffix("_ms"),
         }
         lines.append(line)
         say(f"         {line}")
+
+
+def best_tiling(
+    backend: AttentionBackend, pool: KVPool, config: ModelConfig, iteration: Iteration
+) -> tuple[str, float]:
+    """The fastest tiling of our own kernel, and what it takes in one layer."""
+    plan = plan_of(iteration, config, pool.total_pages)
+    batch = StaticBatch(
+        iteration.decode_blocks, BLOCK_LENGTH, pool.total_pages, pool.scratch_page, pool.device
+    )
+    layout = batch.lay_out(layout_key(plan.passes))
+    batch.send(layout)
+    num_rows = len(batch.fixed.write_slots)
+    q = torch.randn(num_rows, config.num_heads, config.head_dim, device=pool.device).to(pool.dtype)
+    seconds = {}
+    for name in backend.fixed_kernels(batch.fixed):
+        attention = backend.fixed(batch.fixed, name)
+        if name.startswith("blocks") and isinstance(attention, KeepsRows):
+            attention.plan(layout)
+            runs = [partial(attention.attend, q, layer) for layer in range(pool.num_layers)]
+            seconds[name] = cold_seconds(runs, pool.device) / pool.num_layers
+    best = min(seconds, key=lambda each: seconds[each])
+    return best, seconds[best]
 
 
 def _attention_seconds(

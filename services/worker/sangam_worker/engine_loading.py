@@ -36,6 +36,7 @@ ATTENTION_BACKENDS: Mapping[str, AttentionFactory] = {
     "flashinfer": flashinfer_attention,
     "flashinfer-fa2": partial(flashinfer_attention, kernel="fa2"),
     "flashinfer-fa3": partial(flashinfer_attention, kernel="fa3"),
+    "flashinfer-fa2-blocks": partial(flashinfer_attention, has_fa3=False),
 }
 OPERATORS: Mapping[str, OperatorsFactory] = {
     "torch": TorchOperators,

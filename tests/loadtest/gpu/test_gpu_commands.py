@@ -38,7 +38,7 @@ def nothing_written(results: Record, folder: Path) -> None:
     ("attention", "is_fa3_broken", "expected"),
     [
         ("flashinfer", False, "flashinfer"),
-        ("flashinfer", True, "flashinfer-fa2"),
+        ("flashinfer", True, "flashinfer-fa2-blocks"),
         ("flashinfer-fa3", True, "flashinfer-fa3"),
         ("torch", True, "torch"),
     ],

@@ -289,7 +289,7 @@ class FlashInferAttention:
 
 
 def flashinfer_attention(
-    pool: KVPool, num_heads: int, kernel: str | None = None
+    pool: KVPool, num_heads: int, kernel: str | None = None, *, has_fa3: bool = True
 ) -> FlashInferAttention:
     """The backend on the installed library.
 
@@ -297,6 +297,7 @@ def flashinfer_attention(
         kernel: ``fa2`` or ``fa3`` for everything. By default the faster one, by an earlier
             measurement; graphs have what ``graphs.choice`` measures to be the fastest of these and
             of our own.
+        has_fa3: whether FA3's kernels may be among them, where the GPU has them.
 
     Raises:
         ConfigurationError: it is not installed, or cannot run there.
@@ -309,12 +310,13 @@ def flashinfer_attention(
         return FlashInferAttention(pool, num_heads, library, lambda layout: kernel)
     from sangam_worker.attention.blocks_triton import attend_blocks
 
+    has_fa3 = has_fa3 and is_hopper
     _, _, num_kv_heads, _ = pool.page_shape
     return FlashInferAttention(
         pool,
         num_heads,
         library,
-        measured_kernel(num_heads, num_kv_heads) if is_hopper else lambda layout: "fa2",
-        rivals=("fa2", "fa3") if is_hopper else (),
+        measured_kernel(num_heads, num_kv_heads) if has_fa3 else lambda layout: "fa2",
+        rivals=("fa2", "fa3") if has_fa3 else (),
         attend_blocks=attend_blocks,
     )
