@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 import torch
-from tests.worker.fakes import ToyPool
+from tests.worker.fakes import NEVER, ToyPool
 from tests.worker.transport_checks import ProcessChecks, TransportChecks, a_pool
 
 from benchmarks.gpu.nccl_loop import NcclLoop
@@ -107,7 +107,7 @@ def test_a_peer_that_never_comes_costs_the_deadline_and_the_gpu_nothing() -> Non
     for _ in range(3):
         began = time.monotonic()
         with pytest.raises(TransferError, match="did not connect"):
-            transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.3)
+            transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.3, NEVER)
         assert time.monotonic() - began < 5
     assert transport.staging_bytes == staging_bytes
     torch.zeros(1, device=CUDA).item()

@@ -19,6 +19,8 @@ from sangam_worker.transfer.protocol import KVChannel, KVTransport, Side
 
 MASK_ID = 1
 VOCAB_SIZE = 500
+NEVER = threading.Event()
+"""Set by nobody: for connecting that nobody gives up."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ class GatedTransport:
         communicator: str,
         offer: str,
         timeout_seconds: float,
-        given_up: threading.Event | None = None,
+        given_up: threading.Event,
     ) -> KVChannel:
         channel = self.inner.connect(side, communicator, offer, timeout_seconds, given_up)
         return GatedChannel(self, channel)

@@ -73,7 +73,7 @@ class LoopbackTransport:
         communicator: str,
         offer: str,
         timeout_seconds: float,
-        given_up: threading.Event | None = None,
+        given_up: threading.Event,
     ) -> KVChannel:
         """Meet the other side on the hub."""
         deadline = time.monotonic() + timeout_seconds
@@ -82,7 +82,7 @@ class LoopbackTransport:
             wire.sides.add(side)
             wire.changed.notify_all()
             while not (len(wire.sides) == 2 or wire.is_cut or time.monotonic() > deadline):
-                if given_up is not None and given_up.is_set():
+                if given_up.is_set():
                     raise TransferError("the channel was aborted")
                 wire.changed.wait(_LOOK_SECONDS)
             _wait(wire, lambda: len(wire.sides) == 2, deadline)

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tests.worker.fakes import ToyPool
+from tests.worker.fakes import NEVER, ToyPool
 from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
 from sangam_core.errors import TransferError
@@ -15,8 +15,8 @@ def connected(pools: tuple[ToyPool, ToyPool]) -> tuple[LoopbackHub, KVChannel, K
     hub = LoopbackHub()
     sender, receiver = (LoopbackTransport(pool, hub) for pool in pools)
     with ThreadPoolExecutor(1) as executor:
-        other = executor.submit(sender.connect, Side.SENDER, "c", "", 5.0)
-        here = receiver.connect(Side.RECEIVER, "c", receiver.offer(), 5.0)
+        other = executor.submit(sender.connect, Side.SENDER, "c", "", 5.0, NEVER)
+        here = receiver.connect(Side.RECEIVER, "c", receiver.offer(), 5.0, NEVER)
         return hub, other.result(), here
 
 
@@ -49,4 +49,4 @@ def test_loopback_calls_end_when_aborted_cut_or_late() -> None:
 def test_loopback_does_not_connect_alone() -> None:
     transport = LoopbackTransport(ToyPool(), LoopbackHub())
     with pytest.raises(TransferError, match="deadline"):
-        transport.connect(Side.SENDER, "c", "", 0.01)
+        transport.connect(Side.SENDER, "c", "", 0.01, NEVER)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import SecretStr
-from tests.worker.fakes import toy_answer
+from tests.worker.fakes import NEVER, toy_answer
 from tests.worker.harness import a_client, a_decode, a_sequence, a_start, a_worker
 from tests.worker.nccl_fake import FakeCommunicator, FakeNccl, FakeNetwork
 from tests.worker.nccl_installed import INSTALL, is_installed, signature
@@ -181,7 +181,7 @@ class TestNccl(Rig):
         if name in ("get_unique_id", "init"):
             monkeypatch.setattr(FakeNccl, name, refuse)
             with pytest.raises(bug, match="no such argument"):
-                here.connect(Side.SENDER, "c", here.offer(), 1.0)
+                here.connect(Side.SENDER, "c", here.offer(), 1.0, NEVER)
             return
         sender, receiver = self.pair(here, there)
         monkeypatch.setattr(FakeCommunicator, name, refuse)
@@ -197,7 +197,7 @@ class TestNccl(Rig):
         here = self.a_transport(a_pool())
         there = self.a_transport(a_pool(), slot_bytes=7 * PAGE_BYTES)
         with pytest.raises(TransferError, match=r"7 pages there, 5 here.*versions"):
-            here.connect(Side.SENDER, "c", there.offer(), 1.0)
+            here.connect(Side.SENDER, "c", there.offer(), 1.0, NEVER)
 
     def test_both_ends_have_the_receiver_s_number_of_thread_blocks(self) -> None:
         here, there = self.a_transport(a_pool(), max_ctas=2), self.a_transport(a_pool())
@@ -232,7 +232,7 @@ class TestNccl(Rig):
     def test_a_communicator_that_nobody_meets_is_freed(self) -> None:
         transport = self.a_transport(a_pool())
         with pytest.raises(TransferError, match="did not connect"):
-            transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.1)
+            transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.1, NEVER)
         assert self.libraries[0].num_open == 0
 
     def test_a_communicator_of_one_rank_copies_pages_to_itself(self) -> None:

@@ -274,7 +274,7 @@ class Nowhere(LoopbackTransport):
         communicator: str,
         offer: str,
         timeout_seconds: float,
-        given_up: threading.Event | None = None,
+        given_up: threading.Event,
     ) -> KVChannel:
         self.is_connecting.set()
         return super().connect(side, communicator, offer, timeout_seconds, given_up)

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
-from tests.worker.fakes import ToyPool
+from tests.worker.fakes import NEVER, ToyPool
 from tests.worker.harness import eventually
 from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
@@ -141,7 +141,7 @@ class ForgetfulSender(SilentSenders):
         return await super().ask(url, request, seconds)
 
     def _send(self, communicator: str) -> None:
-        channel = self._transport.connect(Side.SENDER, communicator, "", 10.0, threading.Event())
+        channel = self._transport.connect(Side.SENDER, communicator, "", 10.0, NEVER)
         channel.send((1, 2), 10.0)
 
 

@@ -159,7 +159,7 @@ class Connects(LoopbackTransport):
         communicator: str,
         offer: str,
         timeout_seconds: float,
-        given_up: threading.Event | None = None,
+        given_up: threading.Event,
     ) -> KVChannel:
         self.is_connecting.set()
         assert self.may_connect.wait(30), "a test forgot it"

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.worker.fakes import ToyPool
+from tests.worker.fakes import NEVER, ToyPool
 
 from sangam_core.errors import TransferError
 from sangam_worker.transfer.protocol import KVChannel, KVTransport, Side
@@ -77,8 +77,8 @@ class TransportRig:
         """Both ends of a channel."""
         with ThreadPoolExecutor(1) as executor:
             offer, seconds = receiver.offer(), self.connect_seconds
-            other = executor.submit(sender.connect, Side.SENDER, name, offer, seconds)
-            here = receiver.connect(Side.RECEIVER, name, offer, seconds)
+            other = executor.submit(sender.connect, Side.SENDER, name, offer, seconds, NEVER)
+            here = receiver.connect(Side.RECEIVER, name, offer, seconds, NEVER)
             return other.result(), here
 
 
@@ -120,7 +120,7 @@ class TransportChecks(TransportRig):
         _, transport = self.transports()
         began = time.monotonic()
         with pytest.raises(TransferError, match="did not connect"):
-            transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.3)
+            transport.connect(Side.RECEIVER, "lonely", transport.offer(), 0.3, NEVER)
         assert time.monotonic() - began < 5
 
     def test_connecting_that_nobody_wants_any_more_ends_at_once(self) -> None:
@@ -140,7 +140,7 @@ class TransportChecks(TransportRig):
         transport, _ = self.transports()
         for offer in ("nonsense", ""):
             with pytest.raises(TransferError, match="offer"):
-                transport.connect(Side.SENDER, "c", offer, 1.0)
+                transport.connect(Side.SENDER, "c", offer, 1.0, NEVER)
 
     def test_an_end_that_is_dropped_costs_the_peer_s_call_and_no_other_pair_s(self) -> None:
         here, there = self.transports()
@@ -276,7 +276,7 @@ class ProcessChecks:
         """This process's end, the peer being the sender."""
         offer = transport.offer()
         peer.say("connect", ["sender", name, offer])
-        channel = transport.connect(Side.RECEIVER, name, offer, 30.0)
+        channel = transport.connect(Side.RECEIVER, name, offer, 30.0, NEVER)
         assert peer.hear() == "connected"
         return channel
 
@@ -284,7 +284,7 @@ class ProcessChecks:
         """This process's end, the peer being the receiver."""
         offer = peer.ask("offer")
         peer.say("connect", ["receiver", name, offer])
-        channel = transport.connect(Side.SENDER, name, offer, 30.0)
+        channel = transport.connect(Side.SENDER, name, offer, 30.0, NEVER)
         assert peer.hear() == "connected"
         return channel
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tests.worker.fakes import ToyPool
+from tests.worker.fakes import NEVER, ToyPool
 from tests.worker.transport_checks import a_pool
 
 from sangam_core.errors import TransferError
@@ -72,7 +72,7 @@ def main(kind: str) -> None:
                 say(transport.offer())
             elif verb == "connect":
                 side, communicator, offer = argument
-                channel = transport.connect(Side(side), communicator, offer, 30.0)
+                channel = transport.connect(Side(side), communicator, offer, 30.0, NEVER)
                 say("connected")
             elif verb == "stall_at":
                 pool.stall_at = argument

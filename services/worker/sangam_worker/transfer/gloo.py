@@ -88,7 +88,7 @@ class GlooTransport:
         communicator: str,
         offer: str,
         timeout_seconds: float,
-        given_up: threading.Event | None = None,
+        given_up: threading.Event,
     ) -> KVChannel:
         """Meet the other side in the receiver's store."""
         deadline = time.monotonic() + timeout_seconds
@@ -96,7 +96,7 @@ class GlooTransport:
         def meet() -> KVChannel:
             return self._meet(side, communicator, offer, deadline)
 
-        return meet() if given_up is None else _unless_given_up(meet, given_up)
+        return _unless_given_up(meet, given_up)
 
     def ailment(self) -> str | None:
         """Whether the store, which every peer meets at, can be opened."""

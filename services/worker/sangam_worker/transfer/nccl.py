@@ -116,7 +116,7 @@ class NcclTransport:
         communicator: str,
         offer: str,
         timeout_seconds: float,
-        given_up: threading.Event | None = None,
+        given_up: threading.Event,
     ) -> KVChannel:
         """Meet the other side by the offer."""
         unique_id, max_ctas = self._terms(offer)

@@ -84,7 +84,7 @@ class KVTransport(Protocol):
         communicator: str,
         offer: str,
         timeout_seconds: float,
-        given_up: threading.Event | None = None,
+        given_up: threading.Event,
     ) -> KVChannel:
         """Meet the other side; both must call it.
 
