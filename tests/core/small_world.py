@@ -32,7 +32,7 @@ from sangam_core.placement import (
     place_prefill,
 )
 from sangam_core.wire import BlockKey, BlockStart, KVSource, WireGeometry
-from sangam_worker.block_state import Stage, block_state_from
+from sangam_worker.block_state import BlockState, Stage, block_state_from
 from sangam_worker.plan import Outcome, Pass, PassOutcome, Plan
 from sangam_worker.scheduler import Progress, Scheduler
 from sangam_worker.strategies import strategy_named
@@ -60,6 +60,8 @@ class Worker:
     scheduler: Scheduler
     plan: Plan | None = None
     is_draining: bool = False
+    states: dict[BlockKey, BlockState] = field(default_factory=dict)
+    """Of every block that has come, also of those that are gone."""
 
     @property
     def worker_id(self) -> str:
@@ -68,8 +70,13 @@ class Worker:
     @property
     def stages(self) -> dict[BlockKey, Stage]:
         """Every block here, and where it stands."""
-        keys = self.scheduler.keys()
-        return {key: stage for key in keys if (stage := self.scheduler.stage_of(key))}
+        here = self.scheduler.keys()
+        return {key: self.states[key].stage for key in here}
+
+    def told(self, start: BlockStart) -> BlockState:
+        """The state of a block that has come."""
+        state = self.states[start.key] = block_state_from(start, MASK, VOCABULARY)
+        return state
 
 
 @dataclass(slots=True, eq=False)
@@ -246,7 +253,7 @@ class SmallWorld:
         self.ledger.reserve_load(driver.key, place, driver.demand.cost_tokens)
         self.ledger.reserve_pages(driver.key, place, driver.demand.num_pages)
         start = self._block_start(driver, worker, hands_over=worker.role is Role.PREFILL)
-        worker.scheduler.submit(block_state_from(start, MASK, VOCABULARY))
+        worker.scheduler.submit(worker.told(start))
         return True
 
     def _place_decode(self, driver: Driver) -> bool:
@@ -259,7 +266,7 @@ class SmallWorld:
         self.ledger.reserve_pages(driver.key, place, driver.demand.num_pages)
         assert driver.prefill_worker is not None
         start = self._block_start(driver, worker, source=driver.prefill_worker)
-        if not worker.scheduler.reserve(block_state_from(start, MASK, VOCABULARY)):
+        if not worker.scheduler.reserve(worker.told(start)):
             # The worker's own allocator is the authority: a cancelled block's pages come free
             # only when its running pass has ended.
             self.ledger.release_pages(driver.key, worker.worker_id)

@@ -25,7 +25,7 @@ from tests.worker.scheduler_states import (
 from sangam_core.answer import Completion
 from sangam_core.decoding import Commit, EosRule, Resume
 from sangam_core.errors import InvalidRequest
-from sangam_worker.block_state import Stage
+from sangam_worker.block_state import BlockState, Stage
 from sangam_worker.scheduler import Progress, Scheduler
 
 
@@ -95,29 +95,26 @@ def test_uncached_passes_leave_the_decodes_beside_them_alone() -> None:
 # -- cancelling ------------------------------------------------------------------------------
 
 
-def stages() -> dict[str, Scheduler]:
-    """A scheduler for each stage that block "a" can be in, nothing under way."""
-    waiting, decoding, holding, coming, parked = (a_scheduler(total_pages=9) for _ in range(5))
-    waiting.submit(a_state())
-    for scheduler, state in ((decoding, a_state()), (holding, a_state(hands_over=True))):
+def with_a_block(stage: str) -> tuple[Scheduler, BlockState]:
+    """A scheduler whose only block is at a stage, nothing under way."""
+    scheduler = a_scheduler(total_pages=9)
+    if stage in ("arriving", "parked"):
+        state = arriving()
+        assert scheduler.reserve(state)
+        if stage == "parked":
+            scheduler.arrived(state.key)
+    else:
+        state = a_state(hands_over=stage == "holding")
         scheduler.submit(state)
-        ran(scheduler, scheduler.next_plan())
-    for scheduler in (coming, parked):
-        assert scheduler.reserve(arriving())
-    parked.arrived(key("a"))
-    return {
-        "waiting": waiting,
-        "decoding": decoding,
-        "holding": holding,
-        "arriving": coming,
-        "parked": parked,
-    }
+        if stage != "waiting":
+            ran(scheduler, scheduler.next_plan())
+    return scheduler, state
 
 
 @pytest.mark.parametrize("stage", ["waiting", "decoding", "holding", "arriving", "parked"])
 def test_a_cancelled_block_gives_everything_back_at_once(stage: str) -> None:
-    scheduler = stages()[stage]
-    assert scheduler.stage_of(key("a")) == stage
+    scheduler, state = with_a_block(stage)
+    assert state.stage == stage
     assert scheduler.remove(key("a"))
     assert (scheduler.is_empty, scheduler.pages.num_free) == (True, 9)
     assert (scheduler.num_waiting, scheduler.num_running) == (0, 0)
@@ -127,7 +124,7 @@ def test_a_cancelled_block_gives_everything_back_at_once(stage: str) -> None:
 
 @pytest.mark.parametrize("stage", ["waiting", "decoding", "parked"])
 def test_a_block_cancelled_in_flight_keeps_its_pages_until_the_pass_has_run(stage: str) -> None:
-    scheduler = stages()[stage]
+    scheduler, _ = with_a_block(stage)
     plan = scheduler.next_plan()
     assert scheduler.remove(key("a"))
     assert scheduler.remove(key("a"))

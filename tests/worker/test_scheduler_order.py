@@ -94,8 +94,9 @@ def test_a_block_that_its_prefill_completes_is_not_held() -> None:
 
 def test_a_fetched_block_decodes_only_once_its_kv_is_here() -> None:
     scheduler = a_scheduler(total_pages=3)
-    assert scheduler.reserve(arriving())
-    assert (scheduler.stage_of(key("a")), scheduler.pages.num_free) == (Stage.ARRIVING, 2)
+    state = arriving()
+    assert scheduler.reserve(state)
+    assert (state.stage, scheduler.pages.num_free) == (Stage.ARRIVING, 2)
     assert scheduler.next_plan() is None
     scheduler.arrived(key("a"))
     plan = scheduler.next_plan()
@@ -116,12 +117,13 @@ def test_a_younger_transferred_decode_waits_beyond_its_share_while_a_prefill_wai
     scheduler.arrived(key("running"))
     ran(scheduler, scheduler.next_plan())
     scheduler.submit(a_state("prefill", arrival=1.0, prompt_tokens=52))
-    for name, arrival in (("young", 2.0), ("old", 0.5)):
-        assert scheduler.reserve(arriving(name, arrival=arrival))
-        scheduler.arrived(key(name))
+    young = arriving("young", arrival=2.0)
+    for state in (young, arriving("old", arrival=0.5)):
+        assert scheduler.reserve(state)
+        scheduler.arrived(state.key)
     plan = scheduler.next_plan()
     assert names(plan) == ["running", "old"]
-    assert scheduler.stage_of(key("young")) is Stage.PARKED
+    assert young.stage is Stage.PARKED
     ran(scheduler, plan)
     scheduler.remove(key("prefill"))
     assert names(scheduler.next_plan()) == ["running", "old", "young"]

@@ -9,14 +9,9 @@ from hypothesis import strategies as st
 from tests.worker.scheduler_states import a_scheduler, a_state, arriving, key, ran
 
 from sangam_core.wire import BlockKey
-from sangam_worker.block_state import Stage
+from sangam_worker.block_state import BlockState, Stage
 from sangam_worker.plan import Pass, Plan
 from sangam_worker.scheduler import Scheduler
-
-
-def keys_in(scheduler: Scheduler, stage: Stage) -> list[BlockKey]:
-    here = scheduler.keys()
-    return [item for item in here if scheduler.stage_of(item) is stage]
 
 
 @dataclass
@@ -25,15 +20,35 @@ class Watched:
 
     scheduler: Scheduler
     tau_tokens: int
+    states: dict[BlockKey, BlockState] = field(default_factory=dict)
     expected_decodes: list[str] = field(default_factory=list)
     num_admitted: int = 0
     bound: int = 0
     admitted: int = 0
 
+    def enter(self, name: str, shape: tuple[int, str, int, str]) -> bool:
+        """Let a block in; False when there is no room for it."""
+        prompt_tokens, cache, num_blocks, how = shape
+        given: dict[str, Any] = {"prompt_tokens": prompt_tokens, "arrival": arrival_of(name)}
+        if how == "fetched":
+            state = arriving(name, **given)
+            has_come = self.scheduler.reserve(state)
+        else:
+            hands_over = how == "hands over" and cache != "none"
+            given |= {"cache": cache, "num_blocks": num_blocks, "hands_over": hands_over}
+            state, has_come = a_state(name, **given), True
+            self.scheduler.submit(state)
+        self.states[state.key] = state
+        return has_come
+
+    def keys_in(self, stage: Stage) -> list[BlockKey]:
+        here = self.scheduler.keys()
+        return [item for item in here if self.states[item].stage is stage]
+
     def plan(self) -> Plan | None:
         carried, had_waiting = self.scheduler.carried_tokens, self.scheduler.num_waiting > 0
-        waiting = keys_in(self.scheduler, Stage.WAITING)
-        decoding = set(keys_in(self.scheduler, Stage.DECODING))
+        waiting = self.keys_in(Stage.WAITING)
+        decoding = set(self.keys_in(Stage.DECODING))
         plan = self.scheduler.next_plan()
         passes = () if plan is None else plan.passes
         decodes = [item for item in passes if not item.is_whole_sequence]
@@ -44,7 +59,7 @@ class Watched:
         return plan
 
     def _check_order(self, prefills: list[Pass], waiting: list[BlockKey]) -> None:
-        line = sorted(waiting, key=lambda item: (arrival_of(item), item.request_id))
+        line = sorted(waiting, key=lambda item: (arrival_of(item.request_id), item.request_id))
         assert [item.key for item in prefills] == line[: len(prefills)], "out of arrival order"
 
     def _check_bound(
@@ -66,8 +81,8 @@ class Watched:
             self.bound = self.admitted = 0
 
 
-def arrival_of(item: BlockKey) -> float:
-    return float(item.request_id.split("-")[0])
+def arrival_of(name: str) -> float:
+    return float(name.split("-")[0])
 
 
 BLOCKS = st.tuples(
@@ -97,10 +112,10 @@ def test_whatever_comes_and_goes_the_promises_hold(
         assert iterations < 3000, "somebody starves"
         while coming and choices.random() < 0.5:
             name, shape = coming[0]
-            if not enter(scheduler, name, shape):
+            if not watched.enter(name, shape):
                 break
             coming.pop(0)
-        for item in keys_in(scheduler, Stage.ARRIVING):
+        for item in watched.keys_in(Stage.ARRIVING):
             if choices.random() < 0.5:
                 scheduler.arrived(item)
         plan = watched.plan()
@@ -113,7 +128,7 @@ def test_whatever_comes_and_goes_the_promises_hold(
             progress = ran(scheduler, plan, choices.randint(1, 3))
             assert not cancelled & progress.keys()
             unfinished -= {name for name, item in progress.items() if item.stage is None}
-        for item in keys_in(scheduler, Stage.HOLDING):
+        for item in watched.keys_in(Stage.HOLDING):
             if choices.random() < 0.5:
                 scheduler.remove(item)
                 unfinished.discard(item.request_id)
@@ -121,18 +136,6 @@ def test_whatever_comes_and_goes_the_promises_hold(
         held = [page for item in here for page in scheduler.pages_of(item)]
         assert len(held) == len(set(held)) == total_pages - scheduler.pages.num_free
     assert (scheduler.is_empty, scheduler.pages.num_free) == (True, total_pages)
-
-
-def enter(scheduler: Scheduler, name: str, shape: tuple[int, str, int, str]) -> bool:
-    prompt_tokens, cache, num_blocks, how = shape
-    given: dict[str, Any] = {"prompt_tokens": prompt_tokens, "arrival": float(name.split("-")[0])}
-    if how == "fetched":
-        return scheduler.reserve(arriving(name, **given))
-    hands_over = how == "hands over" and cache != "none"
-    scheduler.submit(
-        a_state(name, cache=cache, num_blocks=num_blocks, hands_over=hands_over, **given)
-    )
-    return True
 
 
 @given(

@@ -138,11 +138,6 @@ class Scheduler:
         """Every block here."""
         return tuple(self._blocks)
 
-    def stage_of(self, key: BlockKey) -> Stage | None:
-        """The stage of a block, ``None`` when it is not here."""
-        state = self._blocks.get(key)
-        return None if state is None else state.stage
-
     @property
     def num_waiting(self) -> int:
         """Blocks whose whole-sequence pass waits."""

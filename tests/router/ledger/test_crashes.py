@@ -35,7 +35,7 @@ async def a_whole_block(router: Ledger) -> None:
         await router.release_load(sender.reservation)
         receiver = await place.decode(ticket(), block(), demand())
         try:
-            await router.release_pages(sender.reservation)
+            await router.release(sender.reservation)
         finally:
             await router.release(receiver.reservation)
     finally:

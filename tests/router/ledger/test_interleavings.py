@@ -146,19 +146,17 @@ class LedgerMachine(RuleBasedStateMachine):
         assert held + pages <= worker.total_pages or not self.is_settled
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), kind=st.sampled_from(["load", "pages", "both"]))
+    @rule(data=st.data(), kind=st.sampled_from(["load", "all"]))
     def release(self, data: st.DataObject, kind: str) -> None:
         ledger, got, kinds = data.draw(st.sampled_from(self.held))
         call = {
             "load": ledger.release_load,
-            "pages": ledger.release_pages,
-            "both": ledger.release,
+            "all": ledger.release,
         }[kind]
         self.do(call(got))
         kinds -= {
             "load": {"load"},
-            "pages": {"pages", "blocks"},
-            "both": {"load", "pages", "blocks"},
+            "all": {"load", "pages", "blocks"},
         }[kind]
 
     @rule(line=LINES, number=REQUESTS)

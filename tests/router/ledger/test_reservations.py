@@ -32,7 +32,7 @@ async def test_a_prefill_takes_tokens_and_pages_until_each_is_released(world: Wo
     await router.release_load(got)
     ran = load_of(await router.snapshot())
     assert (ran.outstanding_prefill_tokens, ran.free_pages, ran.num_blocks) == (0, 96, 1)
-    await router.release_pages(got)
+    await router.release(got)
     ended = load_of(await router.snapshot())
     assert (ended.outstanding_prefill_tokens, ended.free_pages, ended.num_blocks) == (0, 100, 0)
     assert await world.is_empty()
@@ -43,7 +43,7 @@ async def test_releasing_twice_changes_nothing(world: World) -> None:
     router = world.router()
     first, second = await reserved(router, "r1"), await reserved(router, "r2")
     for _ in range(3):
-        await asyncio.gather(router.release(first), router.release_pages(first))
+        await asyncio.gather(router.release(first), router.release(first))
         await router.release_load(first)
     left = load_of(await router.snapshot())
     assert (left.outstanding_prefill_tokens, left.free_pages, left.num_blocks) == (64, 96, 1)
@@ -91,7 +91,7 @@ async def test_blocks_are_counted_over_routers_whatever_their_sizes(world: World
         assert [load_of(snapshot, name).num_blocks for name in "wv"] == [2, 1]
     await a.release(long)
     assert load_of(await b.snapshot()).num_blocks == 1
-    await b.release_pages(short)
+    await b.release(short)
     assert load_of(await a.snapshot()).num_blocks == 0
 
 
@@ -116,7 +116,7 @@ async def test_sender_and_receiver_hold_pages_of_the_same_block_independently(
         ticket(), block(), demand(num_pages=4), load_of(await router.snapshot(), "d")
     )
     assert isinstance(receiver, Reservation)
-    await router.release_pages(sender)
+    await router.release(sender)
     after = await router.snapshot()
     assert load_of(after, "p").free_pages == 100
     assert load_of(after, "d").free_pages == 96

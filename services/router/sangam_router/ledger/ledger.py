@@ -200,12 +200,11 @@ class Ledger:
         """The prefill's iteration has run: its tokens leave o_w. Repeating changes nothing."""
         await self._reservations.release(reservation, (RecordKind.LOAD,))
 
-    async def release_pages(self, reservation: Reservation) -> None:
-        """The block (at the sender: the transfer) has ended. Repeating changes nothing."""
-        await self._reservations.release(reservation, (RecordKind.PAGES, RecordKind.BLOCKS))
-
     async def release(self, reservation: Reservation) -> None:
-        """Release whatever of the reservation is still held."""
+        """The block (at the sender: the transfer) has ended: whatever is still held goes.
+
+        Repeating changes nothing.
+        """
         await self._reservations.release(reservation, tuple(RecordKind))
 
     # -- the lines ------------------------------------------------------------------------
