@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.decoders import ByteFallback
 
 from sangam_router.text_stream import Detokenizer, StopScanner, TextStream
 
@@ -103,6 +104,14 @@ def test_half_a_character_waits_for_its_other_half() -> None:
     euro = list("€".encode())
     assert stream.push([65, *euro[:2]]) == "A"
     assert stream.push(euro[2:]) == "€"
+
+
+def test_text_that_a_later_byte_unsettles_for_a_while_is_sent_once() -> None:
+    """A run of byte tokens is no text at all while its last character is incomplete."""
+    fallback = ByteFallback()
+    stream = TextStream(lambda ids: fallback.decode([f"<0x{byte:02X}>" for byte in ids]))
+    pieces = [stream.push([byte]) for byte in "A€".encode()]
+    assert [*pieces, stream.finish()] == ["A", "", "", "€", ""]
 
 
 def test_a_stop_string_across_characters_of_several_bytes_is_found() -> None:

@@ -23,6 +23,7 @@ from sangam_core.decoding import Decoding
 from sangam_core.placement import Role
 from sangam_core.wire import Lost, PassRan
 from sangam_router.local.redis_server import RedisServer, running_redis
+from sangam_worker import drain as drain_module
 from sangam_worker.process import Worker
 
 
@@ -189,6 +190,27 @@ async def test_blocks_that_outlive_the_drain_s_deadline_are_lost_and_the_switch_
         assert code(held) == "role_changed"
         await eventually(lambda: worker.standing.role is Role.COLOCATED)
         assert await client.is_idle(worker)
+
+
+async def test_no_role_is_switched_under_a_pass_however_often_its_block_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drain_module, "_DROP_SECONDS", 0.05)
+    engine = ToyEngine()
+    engine.gate.clear()
+    async with (
+        a_worker(engine, role=Role.PREFILL, drain_deadline_seconds=0.05) as worker,
+        a_client() as client,
+    ):
+        run = await client.start(worker, a_start(worker, hands_over=True))
+        await eventually(lambda: engine.num_iterations == 1)
+        assert await order(client, worker, Role.COLOCATED) == 202
+        await asyncio.sleep(10 * 0.05)
+        assert worker.standing.role is Role.PREFILL
+        engine.gate.set()
+        assert (await run.rest())[-1] == "lost"
+        assert code(run) == "role_changed"
+        await eventually(lambda: worker.standing.role is Role.COLOCATED)
 
 
 async def test_the_last_of_several_orders_wins() -> None:
