@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,28 @@ async def ask(client: httpx.AsyncClient, **wishes: Any) -> str:
     assert response.status_code == 200, response.text
     content: str = response.json()["choices"][0]["message"]["content"]
     return content
+
+
+@dataclass
+class Begun:
+    """An answer of whose first block a worker, the only one, runs no pass before ``go_on``."""
+
+    worker: StubWorker
+    client: httpx.AsyncClient
+    answer: "asyncio.Task[str]"
+    go_on: asyncio.Event
+
+
+@asynccontextmanager
+async def begun(leased: Fleet, model_folder: Path, **changes: Any) -> AsyncIterator[Begun]:
+    """A router with one worker, and an answer that has begun there."""
+    held = FirstBlockHeld()
+    async with StubWorker(answer=say(TEXT), before_pass=held) as worker:
+        await leased.publish(worker)
+        async with router(leased, model_folder, **changes) as (_, client):
+            answer = asyncio.create_task(ask(client))
+            await asyncio.wait_for(held.reached.wait(), 10)
+            yield Begun(worker, client, answer, held.go_on)
 
 
 async def test_answers_come_and_redis_is_empty_afterwards(
@@ -206,19 +229,14 @@ async def test_a_full_line_turns_requests_away(leased: Fleet, model_folder: Path
 async def test_a_bound_on_the_fleet_holds_up_new_requests_only(
     leased: Fleet, model_folder: Path
 ) -> None:
-    held = FirstBlockHeld()
-    async with StubWorker(answer=say(TEXT), before_pass=held) as worker:
-        await leased.publish(worker)
-        async with router(leased, model_folder, max_blocks_per_decoder=0.01) as (_, client):
-            first = asyncio.create_task(ask(client))
-            await asyncio.wait_for(held.reached.wait(), 10)
-            second = asyncio.create_task(ask(client))
-            await until(lambda: waits(leased))
-            assert len({start.key.request_id for start in worker.starts}) == 1
-            held.go_on.set()
-            assert await first == await second == TEXT
-            await until(leased.is_empty)
-    assert len(worker.starts) == 6
+    async with begun(leased, model_folder, max_blocks_per_decoder=0.01) as first:
+        second = asyncio.create_task(ask(first.client))
+        await until(lambda: waits(leased))
+        assert len({start.key.request_id for start in first.worker.starts}) == 1
+        first.go_on.set()
+        assert await first.answer == await second == TEXT
+        await until(leased.is_empty)
+    assert len(first.worker.starts) == 6
 
 
 async def test_what_no_pool_holds_is_refused_at_once(leased: Fleet, model_folder: Path) -> None:

@@ -93,6 +93,20 @@ class Bench:
         return self.scheduler.pages.num_free
 
 
+def full_pool(bench: Bench) -> None:
+    """Fill the pool, with an iteration under way, and give one block's pages back meanwhile.
+
+    The engine's gate is left closed.
+    """
+    held = [a_transferred_state(f"held {number}") for number in range(15)]
+    for state in held:
+        assert bench.loop.reserve(state, 600.0).result(0)
+    bench.engine.gate.clear()
+    bench.submit(a_state("running"))
+    assert bench.engine.has_begun(1)
+    bench.loop.transfer_ended(held[0].key, CANCELLED)
+
+
 @contextmanager
 def a_bench(engine: ToyEngine | Any = None, **settings: Any) -> Iterator[Bench]:
     bench = Bench(engine, **settings)

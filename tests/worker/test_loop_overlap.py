@@ -14,6 +14,7 @@ from tests.worker.loop_bench import (
     a_bench,
     a_state,
     a_transferred_state,
+    full_pool,
 )
 
 from sangam_core.wire import Completed, Lost, PassRan, Prefilled
@@ -74,13 +75,7 @@ def test_what_comes_while_the_device_works_is_taken_in_beside_it() -> None:
 def test_whoever_gets_an_answer_may_ask_for_more_at_once() -> None:
     """An answer's callback runs on the GPU thread, between two iterations: the books are held."""
     with a_bench() as bench:
-        held = [a_transferred_state(f"held {number}") for number in range(15)]
-        for state in held:
-            assert bench.loop.reserve(state, 600.0).result(0)
-        bench.engine.gate.clear()
-        bench.submit(a_state("running"))
-        assert bench.engine.has_begun(1)
-        bench.loop.transfer_ended(held[0].key, CANCELLED)
+        full_pool(bench)
         arriving = a_transferred_state("arriving")
         asked = bench.loop.reserve(arriving, 600.0)
         asked.add_done_callback(lambda _: bench.loop.transfer_ended(arriving.key, Moved(0.1, 10)))

@@ -10,6 +10,7 @@ from tests.worker.loop_bench import (
     a_bench,
     a_state,
     a_transferred_state,
+    full_pool,
 )
 
 from sangam_core.wire import (
@@ -87,13 +88,7 @@ def test_a_transfer_waits_for_no_iteration_at_either_end() -> None:
 def test_a_reservation_gets_the_pages_that_were_given_back_before_it() -> None:
     """A full pool's blocks are dropped between two iterations: there is room only then."""
     with a_bench() as bench:
-        held = [a_transferred_state(f"held {number}") for number in range(15)]
-        for state in held:
-            assert bench.loop.reserve(state, 600.0).result(0)
-        bench.engine.gate.clear()
-        bench.submit(a_state("running"))
-        assert bench.engine.has_begun(1)
-        bench.loop.transfer_ended(held[0].key, CANCELLED)
+        full_pool(bench)
         asked = bench.loop.reserve(a_transferred_state("next"), 600.0)
         bench.engine.gate.set()
         assert asked.result(DEADLINE_SECONDS)

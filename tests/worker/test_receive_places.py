@@ -3,22 +3,18 @@
 import asyncio
 import threading
 from contextlib import AsyncExitStack, suppress
-from typing import Any
 
 import pytest
 from tests.worker.fakes import NEVER, ToyPool
 from tests.worker.harness import eventually
+from tests.worker.lone_exchange import Ended, Peers, an_exchange, fetch
 from tests.worker.loopback import LoopbackHub, LoopbackTransport
 
 from sangam_core.errors import TransferError
-from sangam_core.placement import Role
-from sangam_core.wire import BlockKey, KVSource, LossReason
-from sangam_worker.metrics import WorkerMetrics
-from sangam_worker.standing import Standing
+from sangam_core.wire import LossReason
 from sangam_worker.tracking import Moved
 from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.places import TransferPlaces
-from sangam_worker.transfer.pool import KVGeometry
 from sangam_worker.transfer.protocol import Side
 from sangam_worker.transfer.refusals import refused
 from sangam_worker.transfer.wire import PairClosed, TransferAccepted, TransferRequest
@@ -80,22 +76,6 @@ class FewReceives(LoopbackTransport):
     transfers_each_way = 1
 
 
-class Ended:
-    """Stands for the GPU thread; notes how transfers ended."""
-
-    def __init__(self) -> None:
-        self.results: dict[BlockKey, Moved | LossReason] = {}
-
-    def pin(self, key: BlockKey) -> Any:
-        raise NotImplementedError
-
-    def unpin(self, key: BlockKey) -> None:
-        raise NotImplementedError
-
-    def transfer_ended(self, key: BlockKey, result: Moved | LossReason) -> None:
-        self.results[key] = result
-
-
 class SilentSenders:
     """Senders that do not answer until they are told to refuse."""
 
@@ -145,32 +125,17 @@ class ForgetfulSender(SilentSenders):
         channel.send((1, 2), 10.0)
 
 
-def an_exchange(
-    senders: SilentSenders, ended: Ended, seconds: float, hub: LoopbackHub | None = None
+def one_at_a_time(
+    senders: Peers, ended: Ended, seconds: float, hub: LoopbackHub | None = None
 ) -> KVExchange:
-    metrics, pool = WorkerMetrics(), ToyPool()
-    return KVExchange(
-        standing=Standing(worker_id="w", url="", model="small", role=Role.DECODE, metrics=metrics),
-        blocks=ended,
-        transport=FewReceives(pool, hub or LoopbackHub()),
-        geometry=KVGeometry.of(pool),
-        ask_sender=senders.ask,
-        tell_closed=senders.tell,
-        metrics=metrics,
-        deadline_seconds=seconds,
-    )
-
-
-def fetch(exchange: KVExchange, name: str, peer: str | None = None) -> BlockKey:
-    """From a peer, by default one of the same name."""
-    key, peer = BlockKey(request_id=name, block=0), peer or name
-    exchange.fetch(key, KVSource(worker_id=peer, epoch="e", url=f"http://{peer}"), (1, 2))
-    return key
+    """An exchange over a transport that receives one block at a time."""
+    transport = FewReceives(ToyPool(), hub or LoopbackHub())
+    return an_exchange(senders, ended, seconds, transport)
 
 
 async def test_no_sender_is_asked_before_there_is_a_place_to_receive_in() -> None:
     senders, ended = SilentSenders(), Ended()
-    exchange = an_exchange(senders, ended, 30.0)
+    exchange = one_at_a_time(senders, ended, 30.0)
     fetch(exchange, "a")
     await eventually(lambda: senders.asked == ["a"])
     b, c = fetch(exchange, "b"), fetch(exchange, "c")
@@ -186,7 +151,7 @@ async def test_no_sender_is_asked_before_there_is_a_place_to_receive_in() -> Non
 async def test_a_block_that_waits_again_as_its_channel_was_lost_can_be_given_up() -> None:
     hub, ended = LoopbackHub(), Ended()
     senders = ForgetfulSender(hub)
-    exchange = an_exchange(senders, ended, 30.0, hub)
+    exchange = one_at_a_time(senders, ended, 30.0, hub)
     first = fetch(exchange, "first", "a")
     await eventually(lambda: first in ended.results)
     assert isinstance(ended.results[first], Moved)
@@ -209,7 +174,7 @@ async def test_a_sender_that_begins_when_nobody_wants_the_block_any_more_is_told
     None
 ):
     senders, ended = SlowSender(), Ended()
-    exchange = an_exchange(senders, ended, 30.0)
+    exchange = one_at_a_time(senders, ended, 30.0)
     key = fetch(exchange, "a")
     await eventually(lambda: senders.asked == ["a"])
     exchange.give_up(key)
@@ -224,7 +189,7 @@ async def test_a_block_for_which_no_place_comes_free_fails_at_its_deadline_and_o
     None
 ):
     senders, ended = SilentSenders(), Ended()
-    exchange = an_exchange(senders, ended, 0.3)
+    exchange = one_at_a_time(senders, ended, 0.3)
     fetch(exchange, "a")
     await eventually(lambda: senders.asked == ["a"])
     b = fetch(exchange, "b")
@@ -240,7 +205,7 @@ async def test_a_block_for_which_no_place_comes_free_fails_at_its_deadline_and_o
 
 async def test_a_block_whose_deadline_has_passed_asks_no_sender() -> None:
     senders, ended = SilentSenders(), Ended()
-    exchange = an_exchange(senders, ended, 0.0)
+    exchange = one_at_a_time(senders, ended, 0.0)
     key = fetch(exchange, "a")
     await eventually(lambda: key in ended.results)
     result = ended.results[key]
@@ -252,7 +217,7 @@ async def test_a_block_whose_deadline_has_passed_asks_no_sender() -> None:
 
 async def test_a_pair_whose_sender_failed_is_closed_and_its_sender_told() -> None:
     senders, ended = SilentSenders(), Ended()
-    exchange = an_exchange(senders, ended, 30.0)
+    exchange = one_at_a_time(senders, ended, 30.0)
     key = fetch(exchange, "a")
     senders.refuses.set()
     await eventually(lambda: key in ended.results)

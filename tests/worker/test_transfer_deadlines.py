@@ -7,18 +7,15 @@ from collections.abc import Sequence
 import pytest
 from tests.worker.fakes import GatedTransport, ToyPool
 from tests.worker.harness import a_client, a_decode, a_sequence, a_start, a_worker, eventually
+from tests.worker.lone_exchange import Ended, an_exchange, fetch
 from tests.worker.loopback import LoopbackHub, LoopbackTransport
 from tests.worker.test_open_pairs import Book
-from tests.worker.test_transfer_failures import Ended
 from tests.worker.worker_pairs import is_lost, prefilled
 
 from sangam_core.errors import TransferError
 from sangam_core.placement import Role
-from sangam_core.wire import BlockKey, KVSource, LossReason
-from sangam_worker.metrics import WorkerMetrics
-from sangam_worker.standing import Standing
+from sangam_core.wire import LossReason
 from sangam_worker.transfer import open_pairs
-from sangam_worker.transfer.exchange import KVExchange
 from sangam_worker.transfer.pairs import Pair, PairKey
 from sangam_worker.transfer.pool import KVGeometry, KVPool
 from sangam_worker.transfer.protocol import KVChannel, Side
@@ -83,26 +80,19 @@ async def test_a_block_behind_a_transfer_that_does_not_end_fails_at_its_own_dead
         await client.becomes_idle(sender)
 
 
-async def test_a_sender_that_answers_with_another_epoch_is_not_received_from() -> None:
-    async def another_life(url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
+class AnotherLife:
+    """A sender that has another epoch by now."""
+
+    async def ask(self, url: str, request: TransferRequest, seconds: float) -> TransferAccepted:
         return TransferAccepted(sender_id="s", sender_epoch="another")
 
-    async def tell_nobody(url: str, closed: PairClosed) -> None:
-        return None
+    async def tell(self, url: str, closed: PairClosed) -> None: ...
 
-    metrics, ended, pool = WorkerMetrics(), Ended(), ToyPool()
-    exchange = KVExchange(
-        standing=Standing(worker_id="w", url="", model="small", role=Role.DECODE, metrics=metrics),
-        blocks=ended,
-        transport=LoopbackTransport(pool, LoopbackHub()),
-        geometry=KVGeometry.of(pool),
-        ask_sender=another_life,
-        tell_closed=tell_nobody,
-        metrics=metrics,
-        deadline_seconds=60.0,
-    )
-    key = BlockKey(request_id="r", block=0)
-    exchange.fetch(key, KVSource(worker_id="s", epoch="e", url="http://x"), (1, 2))
+
+async def test_a_sender_that_answers_with_another_epoch_is_not_received_from() -> None:
+    ended = Ended()
+    exchange = an_exchange(AnotherLife(), ended, 60.0)
+    key = fetch(exchange, "r", "s")
     await eventually(lambda: key in ended.results)
     result = ended.results[key]
     assert isinstance(result, LossReason)
