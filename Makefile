@@ -78,9 +78,9 @@ test: $(STAMP) ## every test: unit, property, golden, integration with real proc
 test-fast: $(STAMP) ## the tests that start no processes
 	$(RUN_ENV) $(BIN)/python -m pytest -m 'not integration'
 
-GPU_LIBRARIES := flashinfer-python apache-tvm-ffi ninja nvidia-ml-py nccl4py cuda-core cuda-bindings cuda-pathfinder
+GPU_LIBRARIES := flashinfer-python apache-tvm-ffi ninja nvidia-ml-py nccl4py nvmath-python cuda-core cuda-bindings cuda-pathfinder
 
-gpu-interfaces: $(STAMP) ## FlashInfer's and NCCL's Python (not CUDA), so that tests hold calls against their signatures
+gpu-interfaces: $(STAMP) ## FlashInfer's, NCCL's and cuBLASLt's Python (not CUDA), so that tests hold calls against their signatures
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps -c constraints-gpu.txt $(GPU_LIBRARIES)
 
 GPU_TESTS ?= tests/gpu

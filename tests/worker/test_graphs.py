@@ -16,6 +16,7 @@ from tests.worker.checkpoints import (
     llada_config,
     write_checkpoint,
 )
+from tests.worker.cublaslt_fake import FakeCublasLt
 from tests.worker.flashinfer_fake import FakeFlashInfer
 from tests.worker.flashinfer_formulas import attend_blocks, rotate_and_keep
 from tests.worker.graph_fake import EagerCapture, RecordedCapture, launch
@@ -27,7 +28,10 @@ from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.flashinfer_backend import FlashInferAttention
 from sangam_worker.engine import Engine
 from sangam_worker.engine_loading import AttentionFactory, load_engine
+from sangam_worker.graphs.capture import Replay
+from sangam_worker.models.cublaslt import CublasLt
 from sangam_worker.models.flashinfer_operators import FlashInferOperators
+from sangam_worker.models.measured_products import MeasuredProducts
 from sangam_worker.plan import Pass
 from sangam_worker.verify import Case, first_difference, read_cases, run_cases
 
@@ -53,13 +57,16 @@ def a_graph_engine(
     quantization: str = "none",
     is_kept_fused: bool = False,
     has_rivals: bool = False,
+    cublaslt: FakeCublasLt | None = None,
 ) -> Engine:
     """With ``capture`` its graphs are captured; with ``fake`` it computes in bfloat16."""
 
     def operators(*args: Any) -> FlashInferOperators:
         assert fake is not None
         keep = partial(launch, rotate_and_keep) if is_kept_fused else None
-        return FlashInferOperators(*args, fake, rotate_and_keep=keep)
+        library = None if cublaslt is None else CublasLt(cublaslt, torch.device("cpu"))
+        products = None if library is None else MeasuredProducts(library)
+        return FlashInferOperators(*args, fake, rotate_and_keep=keep, products=products)
 
     engine = load_engine(
         str(model),
@@ -209,11 +216,11 @@ def test_the_fastest_kernel_of_each_size_attends_and_gives_the_same_tokens(
     graphs = a_graph_engine(model, None, fake=fakes[1], has_rivals=True)
     graphs.capture_graphs(capture=capture)
     assert capture.times == []
-    assert graphs.graph_kernels == {
-        8: "blocks 32x64/1",
-        4: "blocks 64x64/1",
-        2: "fa3",
-        1: "fa2",
+    assert graphs.graph_choices == {
+        8: {"attention": "blocks 32x64/1"},
+        4: {"attention": "blocks 64x64/1"},
+        2: {"attention": "fa3"},
+        1: {"attention": "fa2"},
     }
     decodes = prefilled(eager, graphs, num_blocks=5)
     for passes in (decodes, decodes[:3], decodes[:2], decodes[:1], decodes):
@@ -221,6 +228,39 @@ def test_the_fastest_kernel_of_each_size_attends_and_gives_the_same_tokens(
         for ours, theirs in zip(graphs.kv_pool.layers, eager.kv_pool.layers, strict=True):
             assert torch.equal(ours, theirs)
     assert capture.num_replayed == 20 + 5
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_products_by_the_fastest_algorithm_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    model, cublaslt = fused_at(name, tmp_path), FakeCublasLt(2, launch)
+    eager = a_graph_engine(model, None, fake=FakeFlashInfer())
+    engine = a_graph_engine(model, None, fake=FakeFlashInfer(), buckets=(4, 1), cublaslt=cublaslt)
+
+    class Timed(RecordedCapture):
+        """Of 4 blocks (32 rows) the second algorithm is the fastest, of one (16 rows) torch's."""
+
+        def seconds(self, replay: Replay) -> float:
+            replay()
+            algorithms = {number for number, _ in cublaslt.ran}
+            rows = {num_rows for _, num_rows in cublaslt.ran}
+            cublaslt.ran.clear()
+            if not algorithms:
+                return 2.0
+            return 1.0 if (algorithms, rows) == ({1}, {32}) else 3.0
+
+    engine.capture_graphs(capture=Timed())
+    for number, algorithm in ((4, "1"), (1, "torch")):
+        attention, *products = engine.graph_choices[number].items()
+        assert attention == ("attention", "fa2")
+        assert {chosen for _, chosen in products} == {algorithm}
+
+    decodes = prefilled(eager, engine, num_blocks=4)
+    cublaslt.ran.clear()
+    for passes in (decodes, decodes[:3], decodes[:1]):
+        got, wanted = engine.replay(a_plan(*passes)), eager.forward(a_plan(*passes))
+        assert got is not None
+        torch.testing.assert_close(got, wanted[: len(got)], rtol=0.05, atol=0.05)
+    assert cublaslt.ran == [], "graphs hold what was issued"
 
 
 def test_engines_agree_on_logits_of_every_committable_row() -> None:

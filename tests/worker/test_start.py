@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -55,6 +55,8 @@ class FakeGpu:
 
 class FakeEngine:
     """Runs nothing, and captures graphs of some size."""
+
+    graph_choices: ClassVar = {1: {"attention": "fa3", "64x96": "torch"}}
 
     def __init__(self, gpu: FakeGpu, total_pages: int, graph_bytes: int) -> None:
         self._gpu, self._graph_bytes = gpu, graph_bytes
@@ -117,9 +119,10 @@ def test_a_pool_that_is_set_stays_as_it_is() -> None:
     assert started(FakeGpu(), gpu_settings(total_pages=77)).kv_pool.total_pages == 77
 
 
-def test_one_line_says_where_the_memory_went(said: list[Any]) -> None:
+def test_lines_say_what_was_fastest_and_where_the_memory_went(said: list[Any]) -> None:
     engine = started(FakeGpu(weights=16 * GB, peak=2 * GB), graph_bytes=GB)
-    (entry,) = said
+    fastest, entry = said
+    assert fastest["chosen"] == FakeEngine.graph_choices
     assert entry["event"].startswith("GPU memory 141.0 GB: in use before 0.5, weights 16.0, ")
     grown_once = FIXED_BYTES + rotation_bytes(LLADA_8B)
     assert f"activations {(2 * GB + grown_once) / GB:.1f}, " in entry["event"]
@@ -129,7 +132,7 @@ def test_one_line_says_where_the_memory_went(said: list[Any]) -> None:
 
 def test_graphs_that_took_more_than_estimated_are_warned_of(said: list[Any]) -> None:
     started(FakeGpu(peak=5 * GB), graph_bytes=5 * GB)
-    line, warning = said
+    _, line, warning = said
     assert "graphs 5.0" in line["event"]
     assert warning["log_level"] == "warning"
     assert warning["taken"]["graphs"] == 5.0

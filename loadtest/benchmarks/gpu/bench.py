@@ -146,8 +146,9 @@ class Bench:
 
     def _decodes(self, model: str, record: Record, budget: Budget) -> None:
         timed, iterations = self._graphs(model), self._sizes.graph_iterations
-        record["kernels"] = {str(blocks): it for blocks, it in timed.engine.graph_kernels.items()}
-        say(f"         attention by blocks: {record['kernels']}")
+        record["chosen"] = {str(blocks): it for blocks, it in timed.engine.graph_choices.items()}
+        for blocks, chosen in record["chosen"].items():
+            say(f"         fastest of {blocks:>2} blocks: {chosen}")
         time_passes(record, budget, timed, iterations, self._gpu, self._sizes.num_repeats)
         compare_with_eager(record, timed, iterations[0])  # last: times are told even if it fails
 

@@ -104,9 +104,9 @@ class Engine:
         return capture.taken_bytes
 
     @property
-    def graph_kernels(self) -> dict[int, str]:
-        """What attends in the captured graphs, by their numbers of blocks."""
-        return {} if self._graphs is None else self._graphs.kernels
+    def graph_choices(self) -> dict[int, dict[str, str]]:
+        """What was fastest in the captured graphs, by their numbers of blocks."""
+        return {} if self._graphs is None else self._graphs.chosen
 
     def execute(self, plan: Plan) -> Outcome:
         """Run an iteration. K/V of the fed rows are on their pages when it returns."""

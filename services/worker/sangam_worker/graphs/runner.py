@@ -8,7 +8,6 @@ on average (of 32 blocks the head takes 1.6 ms). Called by ``engine``.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from sangam_core.rules import Family
 from sangam_worker.attention.protocol import Attention, AttentionBackend
 from sangam_worker.graphs.buckets import bucket_of, is_capturable
 from sangam_worker.graphs.capture import Capture, Replay
-from sangam_worker.graphs.choice import Trial, fastest
+from sangam_worker.graphs.choice import fastest_kernel
 from sangam_worker.graphs.static_batch import LayoutKey, StaticBatch, layout_key
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.description import ModelConfig
@@ -36,12 +35,12 @@ class _Bucket:
     """One captured size.
 
     Attributes:
-        kernel: what attends. normed: what the graph gives, ``[rows, hidden]``.
+        chosen: for it, in words. normed: what the graph gives, ``[rows, hidden]``.
         planned: the layout that its attention was planned with last.
     """
 
     batch: StaticBatch
-    kernel: str
+    chosen: dict[str, str]
     attention: Attention
     normed: Tensor
     replay: Replay
@@ -95,9 +94,9 @@ class GraphRunner:
         self._sent: torch.cuda.Event | None = None
 
     @property
-    def kernels(self) -> dict[int, str]:
-        """By numbers of blocks, what attends in their graph."""
-        return {size: self._buckets[size].kernel for size in sorted(self._buckets)}
+    def chosen(self) -> dict[int, dict[str, str]]:
+        """By numbers of blocks, what attends in their graph, and what multiplies which weights."""
+        return {size: self._buckets[size].chosen for size in sorted(self._buckets)}
 
     @torch.inference_mode()
     def capture(self, capture: Capture, progress: Progress) -> None:
@@ -155,24 +154,21 @@ class GraphRunner:
         bucket.planned = key
 
     def _captured(self, capture: Capture, batch: StaticBatch, normed: Tensor) -> _Bucket:
-        kernel, attention = self._fastest(capture, batch)
+        """With whatever is fastest for its size: attention's kernel, products' algorithms."""
+        backend, transformer = self._attention, self._transformer
+
+        def measure(run: Callable[[], None]) -> float:
+            return capture.seconds(capture(run))
+
+        kernel = fastest_kernel(backend, self._pool, batch, self._config.num_heads, measure)
+        chosen = {"attention": kernel, **transformer.choose(len(batch.tokens), measure)}
+        attention = backend.fixed(batch.fixed, kernel)
         attention.plan(batch.send_full())
-        transformer = self._transformer
 
         def run() -> None:
             transformer.forward_every_row(batch.tokens, batch.positions, attention, normed)
 
-        return _Bucket(batch, kernel, attention, normed, replay=capture(run))
-
-    def _fastest(self, capture: Capture, batch: StaticBatch) -> tuple[str, Attention]:
-        """What attends in batches of this size, measured where there is a choice."""
-        kernels = self._attention.fixed_kernels(batch.fixed)
-        if len(kernels) == 1:
-            return kernels[0], self._attention.fixed(batch.fixed, kernels[0])
-        trial = Trial(self._pool, batch, self._config.num_heads, capture)
-        chosen = fastest(kernels, partial(self._attention.fixed, batch.fixed), trial)
-        trial.end()
-        return chosen
+        return _Bucket(batch, chosen, attention, normed, replay=capture(run))
 
     def _normed(self, num_rows: int) -> Tensor:
         shape = num_rows, self._config.hidden_size

@@ -10,18 +10,24 @@ product by product); tests bound the difference.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
 import torch
 from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.extras import HOW_TO_INSTALL
+from sangam_worker.fastest import Stopwatch
 from sangam_worker.flashinfer_library import HEAD_DIMS, FlashInfer, load_flashinfer
+from sangam_worker.models.cublaslt import load_cublaslt
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import Linear, linear
+from sangam_worker.models.measured_products import MeasuredProducts
 from sangam_worker.models.operators import GateUp, KeepingRotation, Rotation, TorchOperators
 from sangam_worker.models.rope import RotaryTable
 from sangam_worker.triton_compiler import first_use
+
+log = structlog.get_logger(__name__)
 
 _VECTOR_BYTES = 16
 """Both halves of what the SiLU-mul kernel reads must be aligned to this."""
@@ -74,7 +80,7 @@ class FlashInferOperators:
     Args:
         library: ``flashinfer``, or a fake of its semantics.
         silu_and_mul: in place of the library's. rotate_and_keep: in place of its rotation and
-            append, where both are wanted.
+            append, where both are wanted. products: in place of torch's.
     """
 
     def __init__(
@@ -85,7 +91,9 @@ class FlashInferOperators:
         library: FlashInfer,
         silu_and_mul: Callable[[Tensor], Tensor] | None = None,
         rotate_and_keep: RotateAndKeep | None = None,
+        products: MeasuredProducts | None = None,
     ) -> None:
+        self._products = products
         self._library, self._norm_eps = library, config.norm_eps
         self._rotate_and_keep = rotate_and_keep
         self._silu_and_mul = silu_and_mul or library.silu_and_mul
@@ -98,14 +106,16 @@ class FlashInferOperators:
             self._table = self._rope.halves()
 
     def product(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """cuBLAS'."""
-        return linear(weight, bias)
+        """cuBLAS', by a measured algorithm where there are several."""
+        return (
+            linear(weight, bias) if self._products is None else self._products.linear(weight, bias)
+        )
 
     def gate_up(self, gate: Tensor, up: Tensor) -> GateUp[Tensor]:
         """One product of both weights, then one kernel."""
         if gate.shape[0] * gate.element_size() % _VECTOR_BYTES:
             return self._torch.gate_up(gate, up)
-        product, silu_and_mul = linear(torch.cat((gate, up))), self._silu_and_mul
+        product, silu_and_mul = self.product(torch.cat((gate, up))), self._silu_and_mul
         return lambda x: silu_and_mul(product(x))
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -140,6 +150,10 @@ class FlashInferOperators:
             self._rope.reserve(num_positions)
             self._table = self._rope.halves()
 
+    def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
+        """Among cuBLASLt's algorithms, shape by shape."""
+        return {} if self._products is None else self._products.choose(num_rows, measure)
+
 
 def flashinfer_operators(
     config: ModelConfig, dtype: torch.dtype, device: torch.device
@@ -158,11 +172,24 @@ def flashinfer_operators(
             f"operators 'flashinfer' need Triton, which cannot be imported ({error}); "
             + HOW_TO_INSTALL
         ) from None
-    operators = FlashInferOperators(config, dtype, device, library, silu_and_mul, rotate_and_keep)
+    products = _measured_products(device)
+    operators = FlashInferOperators(
+        config, dtype, device, library, silu_and_mul, rotate_and_keep, products
+    )
     with first_use("the kernels of rotation and gate"):
         silu_and_mul(torch.zeros((1, 2 * config.mlp_size), dtype=dtype, device=device))
         _keep_once(operators, config, dtype, device)
     return operators
+
+
+def _measured_products(device: torch.device) -> MeasuredProducts | None:
+    """``None`` where cuBLASLt cannot be asked: torch's products do as well, if not as fast."""
+    try:
+        library = load_cublaslt(device)
+    except Exception as error:  # noqa: BLE001 - the bindings' own, of whatever class
+        log.warning("products are as cuBLAS picks them", error=str(error)[:300])
+        return None
+    return None if library is None else MeasuredProducts(library)
 
 
 def _keep_once(

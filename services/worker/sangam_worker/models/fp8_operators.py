@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sangam_core.errors import ConfigurationError
 from sangam_worker.extras import HOW_TO_INSTALL
+from sangam_worker.fastest import Stopwatch
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.fp8 import Fp8Rows
 from sangam_worker.models.fp8_torch import TorchFp8Kernels
@@ -105,6 +106,10 @@ class Fp8Operators:
     def reserve(self, num_positions: int) -> None:
         """As without FP8."""
         self._inner.reserve(num_positions)
+
+    def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
+        """Among products in the model's dtype; those in FP8 leave no choice."""
+        return self._inner.choose(num_rows, measure)
 
 
 def with_fp8(operators: OperatorsFactory, kernels: Fp8Kernels) -> OperatorsFactory:

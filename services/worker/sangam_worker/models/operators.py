@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from sangam_worker.fastest import Stopwatch
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import Linear, linear
 from sangam_worker.models.rope import RotaryTable, rotate
@@ -99,6 +100,14 @@ class Operators(Protocol[LayerProduct, Rows]):
         """Make sure that positions below ``num_positions`` can be rotated."""
         ...
 
+    def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
+        """Find out how so many rows are multiplied fastest, if there is a choice.
+
+        Returns:
+            In words, what was chosen for which weights.
+        """
+        ...
+
 
 OperatorsFactory = Callable[[ModelConfig, torch.dtype, torch.device], Operators[Any, Any]]
 """Operators of a model whose weights have a dtype and are on a device."""
@@ -165,3 +174,7 @@ class TorchOperators:
     def reserve(self, num_positions: int) -> None:
         """Make sure that positions below ``num_positions`` are in the table."""
         self._rope.reserve(num_positions)
+
+    def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
+        """There is no choice."""
+        return {}

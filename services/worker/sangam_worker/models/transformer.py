@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sangam_worker.attention.protocol import Attention, KeepsRows
+from sangam_worker.fastest import Stopwatch
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import linear
 from sangam_worker.models.operators import (
@@ -65,6 +66,10 @@ class Transformer:
     def reserve(self, num_positions: int) -> None:
         """Make sure that positions below ``num_positions`` can be rotated."""
         self._operators.reserve(num_positions)
+
+    def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
+        """Find out how so many rows are multiplied fastest (``Operators.choose``)."""
+        return self._operators.choose(num_rows, measure)
 
     @property
     def no_logits(self) -> Tensor:

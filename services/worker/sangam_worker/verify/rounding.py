@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sangam_worker.fastest import Stopwatch
 from sangam_worker.models.description import ModelConfig
 from sangam_worker.models.linear import Linear
 from sangam_worker.models.operators import OperatorsFactory, Rotation, TorchOperators
@@ -185,6 +186,10 @@ class PerturbedOperators:
     def reserve(self, num_positions: int) -> None:
         """Make sure that positions below ``num_positions`` can be rotated."""
         self._torch.reserve(num_positions)
+
+    def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
+        """There is no choice."""
+        return {}
 
 
 def perturbed_operators(kind: NumberFormat, seed: int) -> tuple[OperatorsFactory, Errors]:

@@ -1,0 +1,122 @@
+"""Products by the fastest algorithm: for each number of rows that graphs have, each weight's shape.
+
+cuBLAS picks an algorithm by a model of the device, for one product at a time. Which one is fastest
+for 32 or 256 rows of weights that come from memory is measured here, through all layers, beside
+what torch does. Decides what is tried; ``cublaslt`` multiplies. Made by ``flashinfer_operators``,
+told by ``transformer`` which numbers of rows matter; others, in passes that are no graph's, are
+torch's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sangam_worker.fastest import Stopwatch, fastest
+from sangam_worker.models.cublaslt import CublasLt, Shape
+from sangam_worker.models.linear import PlainLinear
+
+_TORCH = "torch"
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Weights of one shape.
+
+    Attributes:
+        algorithms: chosen, by numbers of rows; torch's where there is none.
+    """
+
+    linears: list["MeasuredLinear"] = field(default_factory=list)
+    algorithms: dict[int, int] = field(default_factory=dict)
+
+
+class MeasuredLinear(PlainLinear):
+    """A product that asks its group for an algorithm."""
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, library: CublasLt, algorithms: dict[int, int]
+    ) -> None:
+        super().__init__(weight, bias)
+        self._library, self._algorithms = library, algorithms
+        self._stored, self._own_bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product."""
+        algorithm = self._algorithms.get(len(x))
+        if algorithm is None or not x.is_contiguous():
+            return super().__call__(x)
+        return self.by(algorithm, x)
+
+    def by(self, algorithm: int | None, x: Tensor) -> Tensor:
+        """The product by one of the algorithms, or as torch does it."""
+        if algorithm is None:
+            return super().__call__(x)
+        return self._library.product(algorithm, x, self._stored, self._own_bias)
+
+    def random_rows(self, num_rows: int) -> Tensor:
+        """Rows to try it with."""
+        weight = self._stored
+        return torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+
+
+class MeasuredProducts:
+    """The products of one model's layers."""
+
+    def __init__(self, library: CublasLt) -> None:
+        self._library = library
+        self._groups: dict[tuple[int, int, bool], _Group] = {}
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> MeasuredLinear:
+        """A product of a weight ``[out, in]``, which it takes over."""
+        key = weight.shape[1], weight.shape[0], bias is not None
+        group = self._groups.setdefault(key, _Group())
+        made = MeasuredLinear(weight.contiguous(), bias, self._library, group.algorithms)
+        group.linears.append(made)
+        return made
+
+    def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
+        """Find the fastest algorithm of every shape for so many rows; in words, what it is.
+
+        Weights are multiplied with random rows, all of a shape one after the other.
+        """
+        told = {}
+        for (num_inputs, num_outputs, has_bias), group in self._groups.items():
+            group.algorithms.pop(num_rows, None)
+            shape = Shape(num_rows, num_inputs, num_outputs, has_bias)
+            numbers = {str(each): each for each in range(self._library.num_algorithms(shape))}
+            product = f"{num_inputs}x{num_outputs}" + " + bias" * has_bias
+            x = group.linears[0].random_rows(num_rows)
+            chosen = fastest(
+                f"algorithm for {num_rows}x{product}",
+                [_TORCH, *numbers],
+                partial(_tried, group.linears, x, numbers, measure),
+            )
+            told[product] = chosen
+            if chosen in numbers:
+                group.algorithms[num_rows] = numbers[chosen]
+        return told
+
+
+def _tried(
+    linears: Sequence[MeasuredLinear],
+    x: Tensor,
+    numbers: Mapping[str, int],
+    measure: Stopwatch,
+    name: str,
+) -> tuple[float, Tensor]:
+    """Seconds of all products with the rows, one after the other: no weight is left in the cache.
+
+    With them the last one's result.
+    """
+    algorithm, out = numbers.get(name), x
+
+    def run() -> None:
+        nonlocal out
+        for each in linears:
+            out = each.by(algorithm, x)
+
+    seconds = measure(run)
+    return seconds, out.to(torch.float32, copy=True)
