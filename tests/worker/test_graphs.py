@@ -230,6 +230,18 @@ def test_the_fastest_kernel_of_each_size_attends_and_gives_the_same_tokens(
     assert capture.num_replayed == 20 + 5
 
 
+def test_nothing_is_measured_where_that_is_not_wanted() -> None:
+    cublaslt = FakeCublasLt(2, launch)
+    engine = a_graph_engine(
+        DREAM, None, fake=FakeFlashInfer(), has_rivals=True, cublaslt=cublaslt, buckets=(2, 1)
+    )
+    capture = EagerCapture(times=[1.0])
+    engine.capture_graphs(capture=capture, is_measured=False)
+    assert capture.times == [1.0]
+    assert cublaslt.ran == []
+    assert engine.graph_choices == {1: {"attention": "fa2"}, 2: {"attention": "fa2"}}
+
+
 @pytest.mark.parametrize("name", FUSED)
 def test_products_by_the_fastest_algorithm_give_the_same_logits(name: str, tmp_path: Path) -> None:
     model, cublaslt = fused_at(name, tmp_path), FakeCublasLt(2, launch)

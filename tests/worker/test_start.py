@@ -66,7 +66,8 @@ class FakeEngine:
         self._gpu.events.append("pass")
         return Outcome(plan.iteration, ())
 
-    def capture_graphs(self, progress: Callable[[int, int], None]) -> int:
+    def capture_graphs(self, progress: Callable[[int, int], None], *, is_measured: bool) -> int:
+        self.is_measured = is_measured
         self._gpu.events.append("graphs")
         progress(1, 2)
         progress(2, 2)
@@ -113,6 +114,12 @@ def test_the_pool_takes_what_measured_weights_and_estimates_leave() -> None:
     needs = needs_of(settings, LLADA_8B)
     rest = int(0.9 * gpu.total) - gpu.used - 17 * GB - needs.total_bytes + needs.weights_bytes
     assert engine.kv_pool.total_pages == rest // PAGE_BYTES
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_kernels_are_measured_unless_they_are_not_to_be(is_measured: bool) -> None:
+    engine: Any = started(FakeGpu(), gpu_settings(measure_kernels=is_measured))
+    assert engine.is_measured is is_measured
 
 
 def test_a_pool_that_is_set_stays_as_it_is() -> None:

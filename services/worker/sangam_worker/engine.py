@@ -75,7 +75,11 @@ class Engine:
         self._transformer.reserve(self.model_config.max_sequence_tokens)
 
     def capture_graphs(
-        self, progress: Progress = lambda done, total: None, capture: Capture | None = None
+        self,
+        progress: Progress = lambda done, total: None,
+        capture: Capture | None = None,
+        *,
+        is_measured: bool = True,
     ) -> int:
         """Capture the graphs, if any are wanted: seconds, or minutes where kernels are compiled.
 
@@ -84,6 +88,7 @@ class Engine:
         Args:
             progress: told how many of how many are captured.
             capture: what captures; by default CUDA graphs.
+            is_measured: each gets the kernels that are found to be the fastest for its size.
 
         Returns:
             Bytes of the device that are gone for it.
@@ -100,7 +105,7 @@ class Engine:
                 )
             self._claim_thread()
             capture = CudaCapture(self.kv_pool.device)
-        self._graphs.capture(capture, progress)
+        self._graphs.capture(capture, progress, is_measured=is_measured)
         return capture.taken_bytes
 
     @property

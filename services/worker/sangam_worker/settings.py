@@ -52,8 +52,9 @@ class WorkerSettings(ServiceSettings):
 
     attention: Literal["auto", "torch", "flashinfer", "flashinfer-fa2", "flashinfer-fa3"] = "auto"
     """What computes attention and, with it, norms, gates and rotations: ``torch`` (any device) or
-    FlashInfer (a CUDA device, bfloat16), which takes the faster of its kernels FA2 and FA3 unless
-    one is named. ``auto``: FlashInfer on CUDA, torch elsewhere."""
+    FlashInfer (a CUDA device, bfloat16), which takes the faster of its kernels FA2 and FA3, and
+    in graphs a kernel of our own where that is faster, unless one is named. ``auto``: FlashInfer on
+    CUDA, torch elsewhere."""
 
     quantization: Literal["none", "fp8"] = "none"
     """``fp8``: the layers' products in 8 bits (e4m3, one scale a row), for GPUs from Ada and Hopper
@@ -63,6 +64,12 @@ class WorkerSettings(ServiceSettings):
     cuda_graphs: bool = True
     """Whether iterations of decodes alone are replayed as CUDA graphs, captured at the start: one
     call to the driver instead of one a kernel. Off to look for a bug. Unused with ``torch``."""
+
+    measure_kernels: bool = True
+    """Whether each CUDA graph gets what is measured to be fastest on this GPU, at the start: the
+    kernel of attention, and cuBLASLt's algorithm for each product. That takes seconds, and may turn
+    out differently, so that answers differ in their rounding from start to start. Off: what was
+    fastest on an H200, and cuBLAS' own choice."""
 
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     """Share of the GPU's memory that the worker settles at its start, whatever is in use already

@@ -141,7 +141,9 @@ class GpuStart:
         graphs_bytes = 0
         if self._buckets:
             with self._reports.task("graphs captured", len(self._buckets), "sizes") as advance:
-                graphs_bytes = engine.capture_graphs(_following(advance))
+                graphs_bytes = engine.capture_graphs(
+                    _following(advance), is_measured=settings.measure_kernels
+                )
             log.info("fastest in graphs, by blocks", chosen=engine.graph_choices)
             # Capturing gives back whatever torch keeps; no request is to wait until the device has
             # memory for it again, nor find out that graphs and the largest iteration do not fit.

@@ -26,6 +26,9 @@ from sangam_worker.packing import padded, rows_that_predict
 from sangam_worker.plan import Pass
 from sangam_worker.uploads import sent_together
 
+_ATTENTION = "attention"
+"""What its kernel is told by; products are told by their shapes."""
+
 Progress = Callable[[int, int], None]
 """Called with how many of how many graphs are captured."""
 
@@ -99,12 +102,15 @@ class GraphRunner:
         return {size: self._buckets[size].chosen for size in sorted(self._buckets)}
 
     @torch.inference_mode()
-    def capture(self, capture: Capture, progress: Progress) -> None:
+    def capture(self, capture: Capture, progress: Progress, *, is_measured: bool) -> None:
         """Capture every bucket, the largest first: the others then share its memory.
 
         Runs each pass at least once, on the scratch page. Kernels that are not compiled yet are
         compiled here. Positions up to the longest sequence are there: a table that grew later would
         leave the graphs with the memory of the old one.
+
+        Args:
+            is_measured: see ``Engine.capture_graphs``.
         """
         normed = None
         for number, num_blocks in enumerate(reversed(self._sizes)):
@@ -119,7 +125,9 @@ class GraphRunner:
             if normed is None:
                 # Not the graphs' own: whatever graph is captured next would use their memory.
                 normed = self._normed(len(batch.tokens))
-            self._buckets[num_blocks] = self._captured(capture, batch, normed[: len(batch.tokens)])
+            own = normed[: len(batch.tokens)]
+            chosen = self._fastest(capture, batch) if is_measured else self._usual(batch)
+            self._buckets[num_blocks] = self._captured(capture, batch, own, chosen)
         progress(len(self._sizes), len(self._sizes))
 
     def prepare(self, passes: Sequence[Pass]) -> Prepared | None:
@@ -153,17 +161,25 @@ class GraphRunner:
         bucket.attention.plan(layout)
         bucket.planned = key
 
-    def _captured(self, capture: Capture, batch: StaticBatch, normed: Tensor) -> _Bucket:
-        """With whatever is fastest for its size: attention's kernel, products' algorithms."""
-        backend, transformer = self._attention, self._transformer
+    def _fastest(self, capture: Capture, batch: StaticBatch) -> dict[str, str]:
+        """What is measured to be fastest for a size: attention's kernel, products' algorithms."""
 
         def measure(run: Callable[[], None]) -> float:
             return capture.seconds(capture(run))
 
-        kernel = fastest_kernel(backend, self._pool, batch, self._config.num_heads, measure)
-        chosen = {"attention": kernel, **transformer.choose(len(batch.tokens), measure)}
-        attention = backend.fixed(batch.fixed, kernel)
+        num_heads = self._config.num_heads
+        kernel = fastest_kernel(self._attention, self._pool, batch, num_heads, measure)
+        return {_ATTENTION: kernel, **self._transformer.choose(len(batch.tokens), measure)}
+
+    def _usual(self, batch: StaticBatch) -> dict[str, str]:
+        return {_ATTENTION: self._attention.fixed_kernels(batch.fixed)[0]}
+
+    def _captured(
+        self, capture: Capture, batch: StaticBatch, normed: Tensor, chosen: dict[str, str]
+    ) -> _Bucket:
+        attention = self._attention.fixed(batch.fixed, chosen[_ATTENTION])
         attention.plan(batch.send_full())
+        transformer = self._transformer
 
         def run() -> None:
             transformer.forward_every_row(batch.tokens, batch.positions, attention, normed)
