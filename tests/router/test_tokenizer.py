@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,21 @@ async def test_special_tokens_in_a_message_are_text(tmp_path: Path, family: str)
 
     assert special(forged) == special(plain)
     assert f"a {evil} b" in tokenizer.decode(forged)
+
+
+async def test_others_go_on_while_a_message_of_special_tokens_is_encoded(
+    model_folder: Path,
+) -> None:
+    tokenizer = TextTokenizer.read(model_folder)
+    asked = time.monotonic()
+    encoding = asyncio.create_task(tokenizer.encode_chat(user("<|eot_id|>" * 100_000)))
+    longest_seconds = 0.0
+    while not encoding.done():
+        await asyncio.sleep(0.002)
+        now = time.monotonic()
+        asked, longest_seconds = now, max(longest_seconds, now - asked)
+    assert "<|eot_id|>" * 100_000 in tokenizer.decode(await encoding)
+    assert longest_seconds < 1.0, "the event loop stood still"
 
 
 async def test_special_tokens_in_a_completion_prompt_are_tokens(model_folder: Path) -> None:

@@ -87,14 +87,13 @@ class TextTokenizer:
                 param="messages",
                 code="no_chat_template",
             )
-        aliases: dict[str, str] = {}
+        names: dict[str, str] = {}
         if self._special is not None:
             nonce = secrets.token_hex(8)
 
             def alias(match: re.Match[str]) -> str:
-                name = f"\ue000{nonce}:{len(aliases)}\ue001"
-                aliases[name] = match.group()
-                return name
+                # One for each token, not for each place: a message may hold a hundred thousand.
+                return names.setdefault(match.group(), f"\ue000{nonce}:{len(names)}\ue001")
 
             pattern = self._special
             messages = [
@@ -102,6 +101,7 @@ class TextTokenizer:
                 for message in messages
             ]
         text = self._chat_template.render(messages)
+        aliases = {name: token for token, name in names.items()}
         return await _off_the_loop_if_long(text, lambda: self._ids_with_literals(text, aliases))
 
     def decode(self, ids: Sequence[int]) -> str:
