@@ -64,8 +64,9 @@ def _parse(body: bytes) -> Any:
     if not body.strip():
         raise InvalidRequest("the body is empty; send a JSON object", code="invalid_json")
     try:
-        parsed = json.loads(body, parse_constant=_refuse_constant)
-        if _SURROGATE.search(body):  # half a character: no tokenizer or response can hold it
+        # Left to itself, json would let half a character pass that stands there as bytes.
+        parsed = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        if _SURROGATE.search(body):  # one that is escaped: no tokenizer or response can hold it
             json.dumps(parsed, ensure_ascii=False).encode()
         return parsed
     except (ValueError, RecursionError) as error:
