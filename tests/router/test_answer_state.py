@@ -99,6 +99,19 @@ def test_a_pass_that_cannot_be_is_not_believed(step: int, tokens: dict[int, int 
         state().apply(ran(step, tokens))
 
 
+@pytest.mark.parametrize("bad", [(1, "x"), (32, "x"), (2, MASK)])
+def test_a_pass_that_is_not_believed_leaves_nothing_behind(bad: tuple[int, int | str]) -> None:
+    """The block starts again elsewhere, and what comes from there must find masks."""
+    answer = state()
+    answer.apply(ran(0, {0: "a"}))
+    before = [*answer.ids]
+    commits = (*ran(1, {1: "b"}).commits, *ran(1, dict([bad])).commits)
+    with pytest.raises(BlockLost):
+        answer.apply(PassRan(step=1, commits=commits, carry=0.0))
+    assert answer.ids == before
+    assert answer.apply(ran(1, {1: "b", 2: "c"})).text == "bc"
+
+
 def test_a_commit_is_never_revised() -> None:
     answer = state()
     answer.apply(ran(0, {0: "a"}))

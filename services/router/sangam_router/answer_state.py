@@ -73,14 +73,8 @@ class AnswerState:
         """
         if event.step != self.step:
             raise BlockLost(f"pass {event.step} reported where {self.step} was due")
-        block = self._geometry.block_range(self.block)
+        self._check(event)
         for commit in event.commits:
-            if commit.position not in block or self.ids[commit.position] != self._mask_id:
-                raise BlockLost(
-                    f"pass {event.step} committed position {commit.position}, not a mask"
-                )
-            if commit.token == self._mask_id:
-                raise BlockLost(f"pass {event.step} committed a mask at {commit.position}")
             self.ids[commit.position] = commit.token
         self.step += 1
         self._carry = event.carry
@@ -101,6 +95,18 @@ class AnswerState:
         """Go on to a block; the one before is complete."""
         self.block, self.step, self._carry = block, 0, 0.0
         self._commits = []
+
+    def _check(self, event: PassRan) -> None:
+        """Refuse a pass as a whole: whoever runs the block next must find its masks."""
+        block = self._geometry.block_range(self.block)
+        seen: set[int] = set()
+        for commit in event.commits:
+            position = commit.position
+            if position not in block or position in seen or self.ids[position] != self._mask_id:
+                raise BlockLost(f"pass {event.step} committed position {position}, not a mask")
+            if commit.token == self._mask_id:
+                raise BlockLost(f"pass {event.step} committed a mask at {position}")
+            seen.add(position)
 
     def _advance_text(self) -> str:
         """Text of what has newly settled; decides whether that ends the answer."""
