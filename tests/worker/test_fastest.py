@@ -19,7 +19,7 @@ def choose(**found: tuple[float, Tensor] | Exception) -> str:
             raise outcome
         return outcome
 
-    return fastest("kernel", [*found], trial)
+    return fastest("kernel", [*found], trial).name
 
 
 def test_the_fastest_is_taken() -> None:
@@ -57,8 +57,15 @@ def test_the_first_one_s_failure_is_the_caller_s() -> None:
 
 def test_the_first_one_is_measured_twice_since_an_idle_device_is_slow() -> None:
     times = {"fa2": [9.0, 1.0], "fa3": [2.0]}
-    assert fastest("kernel", [*times], lambda name: (times[name].pop(0), RIGHT)) == "fa2"
+    assert fastest("kernel", [*times], lambda name: (times[name].pop(0), RIGHT)).name == "fa2"
 
 
 def test_one_that_is_alone_is_not_even_tried() -> None:
     assert choose(fa2=RuntimeError("not tried")) == "fa2"
+
+
+def test_it_is_told_with_what_it_takes_of_the_first_one_s_time() -> None:
+    times = {"fa2": 4.0, "fa3": 3.0}
+    found = fastest("kernel", [*times], lambda name: (times[name], RIGHT))
+    assert (found, str(found)) == (("fa3", 0.75), "fa3 (0.75)")
+    assert str(fastest("kernel", ["fa2"], lambda name: (1.0, RIGHT))) == "fa2"

@@ -217,9 +217,9 @@ def test_the_fastest_kernel_of_each_size_attends_and_gives_the_same_tokens(
     graphs.capture_graphs(capture=capture)
     assert capture.times == []
     assert graphs.graph_choices == {
-        8: {"attention": "blocks 32x64/1"},
-        4: {"attention": "blocks 64x64/1"},
-        2: {"attention": "fa3"},
+        8: {"attention": "blocks 32x64/1 (0.50)"},
+        4: {"attention": "blocks 64x64/1 (0.30)"},
+        2: {"attention": "fa3 (0.50)"},
         1: {"attention": "fa2"},
     }
     decodes = prefilled(eager, graphs, num_blocks=5)
@@ -239,7 +239,7 @@ def test_nothing_is_measured_where_that_is_not_wanted() -> None:
     engine.capture_graphs(capture=capture, is_measured=False)
     assert capture.times == [1.0]
     assert cublaslt.ran == []
-    assert engine.graph_choices == {1: {"attention": "fa2"}, 2: {"attention": "fa2"}}
+    assert engine.graph_choices == {1: {}, 2: {}}
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -261,7 +261,7 @@ def test_products_by_the_fastest_algorithm_give_the_same_logits(name: str, tmp_p
             return 1.0 if (algorithms, rows) == ({1}, {32}) else 3.0
 
     engine.capture_graphs(capture=Timed())
-    for number, algorithm in ((4, "1"), (1, "torch")):
+    for number, algorithm in ((4, "1 (0.50)"), (1, "torch")):
         attention, *products = engine.graph_choices[number].items()
         assert attention == ("attention", "fa2")
         assert {chosen for _, chosen in products} == {algorithm}

@@ -124,7 +124,7 @@ def test_each_shape_and_number_of_rows_has_its_own_fastest_algorithm() -> None:
 
     # Of each shape torch's once for nothing, torch's, two algorithms.
     clock = Clock(0, 3, 2, 1, 0, 1, 2, 3)
-    assert products.choose(32, clock) == {"32x48": "1", "48x16": "torch"}
+    assert products.choose(32, clock) == {"32x48": "1 (0.33)", "48x16": "torch"}
     assert clock.left == []
     assert algorithms(fake) == [0, 0, 1, 1, 0, 1], "all weights of a shape in turn"
     fake.ran.clear()
@@ -138,7 +138,7 @@ def test_each_shape_and_number_of_rows_has_its_own_fastest_algorithm() -> None:
     spread = torch.stack((x, x), 1)[:, 0]
     assert_product(first(spread), x, weights[0])
     assert fake.ran == [], "others' rows, and rows that lie apart, are torch's"
-    assert products.choose(16, Clock(0, 3, 1, 2, 0, 1, 2, 3))["32x48"] == "0"
+    assert products.choose(16, Clock(0, 3, 1, 2, 0, 1, 2, 3))["32x48"] == "0 (0.33)"
     first(x), first(x[:16])
     assert algorithms(fake)[-2:] == [1, 0], "the one before is kept"
 
@@ -169,6 +169,6 @@ def test_an_algorithm_that_fails_is_left_out() -> None:
     products = MeasuredProducts(CublasLt(fake, CPU))
     products.linear(numbers(16, 32))
     with capture_logs() as logs:
-        assert products.choose(16, Clock(0, 3, 1)) == {"32x16": "1"}
+        assert products.choose(16, Clock(0, 3, 1)) == {"32x16": "1 (0.33)"}
     assert [each["error"] for each in logs] == ["CUBLAS_STATUS_NOT_SUPPORTED"]
     assert logs[0]["event"] == "algorithm for 16x32x16 left out"

@@ -6,6 +6,7 @@ is the callers' business: attention's kernels (``graphs.choice``), products' alg
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import structlog
 from torch import Tensor
@@ -23,8 +24,18 @@ _LARGEST_ERROR = 1 / 16
 reads something else is off by as much as answers are large."""
 
 
-def fastest(what: str, names: Sequence[str], trial: Trial) -> str:
-    """The name of the fastest.
+class Fastest(NamedTuple):
+    """What was found: its name, and what it takes of the first one's time."""
+
+    name: str
+    share: float
+
+    def __str__(self) -> str:
+        return self.name if self.share == 1 else f"{self.name} ({self.share:.2f})"
+
+
+def fastest(what: str, names: Sequence[str], trial: Trial) -> Fastest:
+    """The fastest of some by their names.
 
     The first one says what is right, and its failure is the caller's. Of the others, one that
     fails, or answers otherwise, is left out with a warning.
@@ -34,9 +45,10 @@ def fastest(what: str, names: Sequence[str], trial: Trial) -> str:
     """
     best, *others = names
     if not others:
-        return best
+        return Fastest(best, 1.0)
     trial(best)  # does not count: a device that had nothing to do is slow at first
-    least, wanted = trial(best)
+    first, wanted = trial(best)
+    least = first
     limit = float(_LARGEST_ERROR * wanted.abs().max())
     for name in others:
         try:
@@ -49,4 +61,4 @@ def fastest(what: str, names: Sequence[str], trial: Trial) -> str:
             log.warning(f"{what} left out", name=name, difference=difference)
         elif seconds < least:
             best, least = name, seconds
-    return best
+    return Fastest(best, least / first)

@@ -144,7 +144,8 @@ class GpuStart:
                 graphs_bytes = engine.capture_graphs(
                     _following(advance), is_measured=settings.measure_kernels
                 )
-            log.info("fastest in graphs, by blocks", chosen=engine.graph_choices)
+            if settings.measure_kernels:
+                log.info("fastest in graphs, by blocks", chosen=engine.graph_choices)
             # Capturing gives back whatever torch keeps; no request is to wait until the device has
             # memory for it again, nor find out that graphs and the largest iteration do not fit.
             run_all(engine, largest, SILENT)

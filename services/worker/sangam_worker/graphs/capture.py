@@ -13,7 +13,7 @@ import torch
 Replay = Callable[[], None]
 """Issues what was captured again, on the current stream: the same work on the same memory."""
 
-_REPLAYS = 5
+_REPLAYS = 3
 """That are timed: one may be disturbed."""
 
 

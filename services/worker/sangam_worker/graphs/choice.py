@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sangam_core.geometry import PAGE_TOKENS
 from sangam_worker.attention.protocol import Attention, AttentionBackend, KeepsRows
-from sangam_worker.fastest import Stopwatch, fastest
+from sangam_worker.fastest import Fastest, Stopwatch, fastest
 from sangam_worker.graphs.static_batch import LayoutKey, StaticBatch
 from sangam_worker.kv_pool import KVPool
 
@@ -27,7 +27,7 @@ def fastest_kernel(
     batch: StaticBatch,
     num_heads: int,
     measure: Stopwatch,
-) -> str:
+) -> Fastest:
     """One of the backend's kernels for batches of this size. The batch holds another layout then.
 
     Args:
@@ -35,7 +35,7 @@ def fastest_kernel(
     """
     kernels = backend.fixed_kernels(batch.fixed)
     if len(kernels) == 1:
-        return kernels[0]
+        return Fastest(kernels[0], 1.0)
     trial = _Trial(backend, pool, batch, num_heads, measure)
     try:
         return fastest("attention kernel", kernels, trial)

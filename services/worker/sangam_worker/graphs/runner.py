@@ -26,9 +26,6 @@ from sangam_worker.packing import padded, rows_that_predict
 from sangam_worker.plan import Pass
 from sangam_worker.uploads import sent_together
 
-_ATTENTION = "attention"
-"""What its kernel is told by; products are told by their shapes."""
-
 Progress = Callable[[int, int], None]
 """Called with how many of how many graphs are captured."""
 
@@ -38,7 +35,8 @@ class _Bucket:
     """One captured size.
 
     Attributes:
-        chosen: for it, in words. normed: what the graph gives, ``[rows, hidden]``.
+        chosen: what was measured to be fastest, in words.
+        normed: what the graph gives, ``[rows, hidden]``.
         planned: the layout that its attention was planned with last.
     """
 
@@ -98,7 +96,9 @@ class GraphRunner:
 
     @property
     def chosen(self) -> dict[int, dict[str, str]]:
-        """By numbers of blocks, what attends in their graph, and what multiplies which weights."""
+        """By numbers of blocks, what was measured to be fastest, and its share of a first choice's
+        time: what attends, and what multiplies which weights.
+        """
         return {size: self._buckets[size].chosen for size in sorted(self._buckets)}
 
     @torch.inference_mode()
@@ -126,8 +126,10 @@ class GraphRunner:
                 # Not the graphs' own: whatever graph is captured next would use their memory.
                 normed = self._normed(len(batch.tokens))
             own = normed[: len(batch.tokens)]
-            chosen = self._fastest(capture, batch) if is_measured else self._usual(batch)
-            self._buckets[num_blocks] = self._captured(capture, batch, own, chosen)
+            kernel, told = self._attention.fixed_kernels(batch.fixed)[0], dict[str, str]()
+            if is_measured:
+                kernel, told = self._fastest(capture, batch)
+            self._buckets[num_blocks] = self._captured(capture, batch, own, kernel, told)
         progress(len(self._sizes), len(self._sizes))
 
     def prepare(self, passes: Sequence[Pass]) -> Prepared | None:
@@ -161,30 +163,33 @@ class GraphRunner:
         bucket.attention.plan(layout)
         bucket.planned = key
 
-    def _fastest(self, capture: Capture, batch: StaticBatch) -> dict[str, str]:
-        """What is measured to be fastest for a size: attention's kernel, products' algorithms."""
+    def _fastest(self, capture: Capture, batch: StaticBatch) -> tuple[str, dict[str, str]]:
+        """What is measured to be fastest for a size: attention's kernel; all of it in words."""
 
         def measure(run: Callable[[], None]) -> float:
             return capture.seconds(capture(run))
 
         num_heads = self._config.num_heads
         kernel = fastest_kernel(self._attention, self._pool, batch, num_heads, measure)
-        return {_ATTENTION: kernel, **self._transformer.choose(len(batch.tokens), measure)}
-
-    def _usual(self, batch: StaticBatch) -> dict[str, str]:
-        return {_ATTENTION: self._attention.fixed_kernels(batch.fixed)[0]}
+        products = self._transformer.choose(len(batch.tokens), measure)
+        return kernel.name, {"attention": str(kernel), **products}
 
     def _captured(
-        self, capture: Capture, batch: StaticBatch, normed: Tensor, chosen: dict[str, str]
+        self,
+        capture: Capture,
+        batch: StaticBatch,
+        normed: Tensor,
+        kernel: str,
+        told: dict[str, str],
     ) -> _Bucket:
-        attention = self._attention.fixed(batch.fixed, chosen[_ATTENTION])
+        attention = self._attention.fixed(batch.fixed, kernel)
         attention.plan(batch.send_full())
         transformer = self._transformer
 
         def run() -> None:
             transformer.forward_every_row(batch.tokens, batch.positions, attention, normed)
 
-        return _Bucket(batch, chosen, attention, normed, replay=capture(run))
+        return _Bucket(batch, told, attention, normed, replay=capture(run))
 
     def _normed(self, num_rows: int) -> Tensor:
         shape = num_rows, self._config.hidden_size

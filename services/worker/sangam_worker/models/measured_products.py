@@ -94,9 +94,9 @@ class MeasuredProducts:
                 [_TORCH, *numbers],
                 partial(_tried, group.linears, x, numbers, measure),
             )
-            told[product] = chosen
-            if chosen in numbers:
-                group.algorithms[num_rows] = numbers[chosen]
+            told[product] = str(chosen)
+            if chosen.name in numbers:
+                group.algorithms[num_rows] = numbers[chosen.name]
         return told
 
 
