@@ -142,7 +142,7 @@ async def served(model_folder: Path, places: MemoryPlaces, **changes: Any) -> As
             ),
             metrics=metrics,
         )
-        listening = listen("127.0.0.1", 0, "test")
+        listening = listen("127.0.0.1", 0, "test", dead_peer_seconds=settings.send_seconds)
         listener = Listener(public_app(parts), listening)
         server = listener.server(1.0, head_seconds=settings.head_seconds)
         serving = asyncio.create_task(server.serve([listening]))

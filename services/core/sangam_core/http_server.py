@@ -1,9 +1,10 @@
 """What all our HTTP servers have in common: uvicorn with h11, bounded heads, no signals of its own.
 
-Each service binds its sockets, starts the server and stops it; applications are theirs.
+Each service chooses its ports, starts the server and stops it; applications are theirs.
 """
 
 import contextlib
+import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -11,10 +12,40 @@ from starlette.types import ASGIApp
 
 from sangam_core.connection import MAX_HEAD_BYTES, ErrorForm, connections
 
+_BACKLOG = 2048
 _KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than ingresses keep theirs (nginx: 60 s), and routers and
 workers keep those among themselves: whoever closes first cuts off a request that the other side is
 just sending."""
+
+
+def listening_socket(host: str, port: int, *, dead_peer_seconds: float) -> socket.socket:
+    """A socket that listens; 0 takes a free port.
+
+    Args:
+        dead_peer_seconds: a peer that for so long acknowledges nothing of what it is sent, or takes
+            nothing, loses its connection. A machine that vanished does not close one, and what is
+            closed here stays until all that was written is taken.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # Said to be TCP: asyncio sends at once (TCP_NODELAY) only on sockets that say so. Otherwise an
+    # answer's second write, and each chunk of a stream, waits up to 40 ms for a delayed ACK.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted sockets inherit it
+            milliseconds = round(dead_peer_seconds * 1000)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 class QuietServer(uvicorn.Server):

@@ -58,8 +58,13 @@ async def serve(settings: RouterSettings, model: Model) -> None:
         ConfigurationError: a port or the Redis URL cannot be used.
     """
     stopping = stop_on_signals()
-    public_socket = listen(settings.public_host, settings.public_port, "SANGAM_PUBLIC_PORT")
-    internal_socket = listen(settings.internal_host, settings.internal_port, "SANGAM_INTERNAL_PORT")
+    public_socket, internal_socket = (
+        listen(host, port, name, dead_peer_seconds=settings.send_seconds)
+        for host, port, name in (
+            (settings.public_host, settings.public_port, "SANGAM_PUBLIC_PORT"),
+            (settings.internal_host, settings.internal_port, "SANGAM_INTERNAL_PORT"),
+        )
+    )
     async with running(settings, model) as parts:
         public = Listener(public_app(parts.public), public_socket)
         internal = Listener(

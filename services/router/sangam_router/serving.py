@@ -15,10 +15,8 @@ from starlette.types import ASGIApp
 
 from sangam_core.addresses import host_and_port, http_url
 from sangam_core.errors import ConfigurationError, InvalidRequest
-from sangam_core.http_server import QuietServer, http_server
+from sangam_core.http_server import QuietServer, http_server, listening_socket
 from sangam_router.public_api.errors import http_error
-
-_BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +42,18 @@ class Listener:
         )
 
 
-def listen(host: str, port: int, name: str) -> socket.socket:
-    """Bind a port before anything else starts.
+def listen(host: str, port: int, name: str, *, dead_peer_seconds: float) -> socket.socket:
+    """Bind a port before anything else starts (``listening_socket``).
 
     Raises:
         ConfigurationError: it cannot be bound.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # Said to be TCP: asyncio sends at once (TCP_NODELAY) only on sockets that say so, and a
-        # stream's chunks would each wait for the ACK of the one before.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
+        return listening_socket(host, port, dead_peer_seconds=dead_peer_seconds)
     except OSError as error:
         raise ConfigurationError(
             f"{name}: cannot listen on {host_and_port(host, port)}: {error}"
         ) from None
-    listening.setblocking(False)
-    listening.listen(_BACKLOG)
-    return listening
 
 
 def stop_on_signals() -> asyncio.Event:

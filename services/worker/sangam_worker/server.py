@@ -14,12 +14,11 @@ from starlette.types import ASGIApp
 
 from sangam_core.addresses import host_and_port
 from sangam_core.errors import ConfigurationError
-from sangam_core.http_server import http_server
+from sangam_core.http_server import http_server, listening_socket
 from sangam_worker.api.errors import error_form
 
-_BACKLOG = 2048
 _SHUTDOWN_SECONDS = 5.0
-_DEAD_PEER_MILLISECONDS = 20_000
+_DEAD_PEER_SECONDS = 20.0
 """Unacknowledged data for this long (pings are data) ends a connection: its block is cancelled."""
 
 
@@ -31,7 +30,7 @@ def bind(host: str, ports: Sequence[int]) -> socket.socket:
     """
     for port in random.sample(ports, len(ports)):
         try:
-            return _bound(host, port)
+            return listening_socket(host, port, dead_peer_seconds=_DEAD_PEER_SECONDS)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise ConfigurationError(
@@ -77,21 +76,3 @@ class HttpServer:
         if self._task is not None:
             await self._task
         self._socket.close()
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    # Said to be TCP: asyncio sends at once (TCP_NODELAY) only on sockets that say so. Otherwise an
-    # answer's second write on a kept connection waits 40 ms for the first one's delayed ACK.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted sockets inherit it
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_MILLISECONDS)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return sock
