@@ -52,6 +52,7 @@ _UNFIT_ERRORS = (
     exceptions.MasterDownError,
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
+    exceptions.NoScriptError,  # again, behind loading it: two servers answer, as in a fail-over
 )
 
 
