@@ -130,6 +130,20 @@ def test_earlier_turns_go_along_up_to_their_number(monkeypatch: pytest.MonkeyPat
     assert said[2] == ["two", "17 + 25 = 42", "three"]
 
 
+def test_all_earlier_turns_go_along_while_there_are_fewer_than_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with router() as server:
+        talk(server.url, "one\ntwo\nthree\nfour\n", monkeypatch, num_earlier_turns=5)
+    asked = [[message["content"] for message in asked["messages"]] for asked in server.asked]
+    assert [said[::2] for said in asked] == [
+        ["one"],
+        ["one", "two"],
+        ["one", "two", "three"],
+        ["one", "two", "three", "four"],
+    ]
+
+
 def test_no_earlier_turn_goes_along_when_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     with router() as server:
         talk(server.url, "one\ntwo\n", monkeypatch, num_earlier_turns=0)

@@ -129,7 +129,7 @@ def chat(options: ChatOptions, console: Console) -> None:
             if question == "/new":
                 turns.clear()
             elif question:
-                earlier = turns[len(turns) - options.num_earlier_turns :]
+                earlier = turns[max(0, len(turns) - options.num_earlier_turns) :]
                 show = _show_live if is_terminal else _show_plain
                 chunks = client.ask(model, _messages(earlier, question))
                 try:
