@@ -53,6 +53,15 @@ async def test_keys_open_the_door_and_nothing_else_does(model_folder: Path) -> N
     assert health.status_code == 200
 
 
+async def test_a_key_may_hold_any_characters(model_folder: Path) -> None:
+    async with (
+        served(model_folder, MemoryPlaces(), api_keys="clé") as router,
+        httpx.AsyncClient(base_url=router.url, timeout=30) as client,
+    ):
+        bearer = {b"Authorization": "Bearer clé".encode()}
+        assert (await client.get("/v1/models", headers=bearer)).status_code == 200
+
+
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_a_body_beyond_the_limit_is_refused(model_folder: Path, is_chunked: bool) -> None:
     async def pieces() -> AsyncIterator[bytes]:

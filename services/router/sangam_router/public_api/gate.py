@@ -88,7 +88,7 @@ class Gate:
             )
         if self._api_keys and scope["path"].startswith("/v1"):
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            given = key.strip().encode()
+            given = key.strip().encode("latin-1")  # the bytes as they came
             is_known = any(hmac.compare_digest(given, known) for known in self._api_keys)
             if scheme.lower() != "bearer" or not is_known:
                 raise InvalidRequest(
