@@ -5,6 +5,7 @@ compiled first, which takes minutes.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -97,6 +98,22 @@ def test_a_graph_s_kernels_are_measured_and_all_of_them_answer_alike() -> None:
     assert replayed is not None
     wanted = eager[: len(replayed)].float()
     assert (replayed.float() - wanted).norm() < 0.3 * wanted.norm(), "random weights amplify"
+
+
+def test_what_was_captured_and_dropped_is_in_no_later_capture_s_way() -> None:
+    """As a trial's graph is, the first of all, while somebody still has what it gave."""
+    x, given = torch.ones(1000, device="cuda"), list[Tensor]()
+    capture = CudaCapture(x.device)
+    for factor in (2.0, 3.0):
+        replay = capture(partial(_append_product, given, x, factor))
+        replay()
+        assert (given[-1] == factor).all()
+        del replay
+    assert (given[1] == 2.0).all(), "and is nobody else's"
+
+
+def _append_product(given: list[Tensor], x: Tensor, factor: float) -> None:
+    given.append(x * factor)
 
 
 @pytest.mark.parametrize("shape", ["llada-8b", "dream-7b"])

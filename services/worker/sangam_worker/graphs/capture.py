@@ -44,6 +44,7 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._first: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._free_bytes = self._measure_free_bytes()
 
@@ -60,6 +61,9 @@ class CudaCapture:
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         ):
             run()
+        # What is tried is captured and dropped; but of a pool that no graph has any more, with a
+        # tensor left in it, torch says "use_count > 0 INTERNAL ASSERT FAILED" at the next capture.
+        self._first = self._first or graph
         return graph.replay
 
     def seconds(self, replay: Replay) -> float:
