@@ -17,8 +17,9 @@ from sangam_worker.kv_pool import KVPool
 _MOST_SPLITS = 8
 """More parts than that cost more to put together than they gain."""
 
-_TILES_A_PROCESSOR = 2
-"""As many are wanted on a multiprocessor: one multiplies while the other waits."""
+_TILES_A_PROCESSOR = 4
+"""From so many on a multiprocessor on keys are not split. It has two at a time, one of which
+multiplies while the other waits; of a third, say, half of the device would have none."""
 
 _FLOAT_BYTES = 4
 
@@ -67,7 +68,7 @@ def num_query_tiles(group: int, rows: int, tiling: Tiling) -> int:
 def tilings(
     num_sequences: int, rows: int, num_heads: int, num_kv_heads: int, num_processors: int
 ) -> Sequence[Tiling]:
-    """Those worth trying: keys are split by 2, 4, 8 as long as the device is not full without."""
+    """Those worth trying: keys are split by 2, 4, 8 while tiles are too few for the device."""
     group = num_heads // num_kv_heads
     chosen = []
     for tiling in _NARROW if group * rows <= _NARROW[0].num_queries else _WIDE:
