@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 from tests.worker.attention_batches import a_pool
+from tests.worker.flashinfer_fake import FakeFlashInfer
 from torch import Tensor
 
 from sangam_core.geometry import PAGE_TOKENS
+from sangam_worker.attention.flashinfer_backend import FlashInferAttention
 from sangam_worker.attention.layout import AttentionLayout
 from sangam_worker.attention.protocol import FixedBatch
 from sangam_worker.graphs.choice import fastest_kernel, usual_layout
@@ -36,6 +39,14 @@ def test_sequences_are_of_a_usual_length_or_what_the_pool_holds(
     if len(named) <= total_pages:
         assert len({*named}) == len(named), "no page is two sequences'"
         assert named != sorted(named)
+
+
+def test_a_pool_that_is_too_small_for_all_does_for_trials() -> None:
+    batch = StaticBatch(8, 32, 12, 12, torch.device("cpu"))
+    layout = batch.lay_out(usual_layout(8, 32, 12))
+    batch.send(layout)
+    assert layout.kv_page_indptr.tolist() == [*range(0, 17, 2)]
+    assert batch.fixed.page_indices.tolist() == layout.kv_page_indices.tolist()
 
 
 class Backend:
@@ -86,3 +97,20 @@ def test_kernels_are_tried_through_all_layers_on_random_numbers_and_leave_zeros(
     assert backend.layers == [0, 1] * 3, "the first one twice"
     for layer in pool.layers:
         assert (layer == 0).all()
+
+
+def test_a_kernel_that_writes_nothing_does_not_pass_for_the_one_before_it() -> None:
+    pool = a_pool(2, 64, total_pages=12, dtype=torch.bfloat16)
+    batch = StaticBatch(2, 32, pool.total_pages, pool.scratch_page, torch.device("cpu"))
+    times = [2.0, 2.0, 1.0, 1.0]
+    backend = FlashInferAttention(
+        pool, 2, FakeFlashInfer(), lambda _: "fa2", attend_blocks=lambda *arguments: None
+    )
+
+    def measure(run: Callable[[], None]) -> float:
+        run()
+        return times.pop(0)
+
+    with capture_logs() as logs:
+        assert fastest_kernel(backend, pool, batch, 2, measure) == ("fa2", 1.0)
+    assert [each["name"] for each in logs] == ["blocks 32x64/1", "blocks 64x64/1"]

@@ -172,3 +172,21 @@ def test_an_algorithm_that_fails_is_left_out() -> None:
         assert products.choose(16, Clock(0, 3, 1)) == {"32x16": "1 (0.33)"}
     assert [each["error"] for each in logs] == ["CUBLAS_STATUS_NOT_SUPPORTED"]
     assert logs[0]["event"] == "algorithm for 16x32x16 left out"
+
+
+def test_a_shape_that_cublaslt_has_no_algorithm_for_is_torch_s() -> None:
+    fake = FakeCublasLt()
+
+    def matmul_algo_get_heuristic(*arguments: Any) -> None:
+        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+    fake.matmul_algo_get_heuristic = matmul_algo_get_heuristic  # type: ignore[method-assign]
+    products = MeasuredProducts(CublasLt(fake, CPU))
+    weight, x = numbers(16, 32), numbers(16, 32)
+    linear = products.linear(weight)
+    with capture_logs() as logs:
+        assert products.choose(16, Clock()) == {"32x16": "torch"}
+    assert [(each["name"], each["error"]) for each in logs] == [
+        ("16x32x16", "CUBLAS_STATUS_NOT_SUPPORTED")
+    ]
+    assert_product(linear(x), x, weight)

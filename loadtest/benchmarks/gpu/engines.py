@@ -92,8 +92,8 @@ def load_graphs(
         quantization=quantization,
         graph_buckets=buckets,
     )
-    _fill(engine.kv_pool)
     engine.capture_graphs(capture=RunsAgain() if place.torch_device.type == "cpu" else None)
+    _fill(engine.kv_pool)  # trials of kernels leave zeros
     kind = place.attention.removeprefix("flashinfer-")
     is_fp8 = quantization == "fp8"
     return Timed(engine, place.shape(model), name_of(model), kind, "graph", is_fp8)

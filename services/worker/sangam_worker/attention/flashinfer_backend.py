@@ -168,6 +168,8 @@ class FlashInferAttention:
                 dtype=self._pool.dtype,
                 device=self._pool.device,
             )
+        # What another kernel left there would pass for the answers of one that gives none.
+        self._fixed_results.zero_()
         return FixedAttention(pages, batch, self._fixed_results, self._fixed_kernel(batch, kernel))
 
     def _fixed_kernel(self, batch: FixedBatch, name: str) -> FixedKernel:

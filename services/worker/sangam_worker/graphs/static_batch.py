@@ -35,7 +35,7 @@ class StaticBatch:
     """Room for ``num_blocks`` blocks of ``block_tokens`` rows.
 
     Args:
-        total_pages: of the pool: a batch cannot name more. scratch_page: nobody's.
+        total_pages: of the pool: a batch of its own pages cannot name more. scratch_page: nobody's.
 
     Attributes:
         tokens, positions: on the device, int64 ``[rows]``. fixed: the shape for the attention
@@ -62,7 +62,8 @@ class StaticBatch:
             (np.int32, num_rows),
             (np.int32, num_blocks + 1),
             (np.int32, num_blocks),
-            (np.int32, max(total_pages, num_blocks)),
+            # More than there are only where kernels are tried on a pool that is too small.
+            (np.int32, max(total_pages, num_blocks * -(-block_tokens // PAGE_TOKENS))),
         ]
         num_bytes = sum(np.dtype(kind).itemsize * number for kind, number in parts)
         self._staging = _host_bytes(num_bytes, device)

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import structlog
 import torch
 from torch import Tensor
 
 from sangam_worker.fastest import Stopwatch, fastest
 from sangam_worker.models.cublaslt import CublasLt, Shape
 from sangam_worker.models.linear import PlainLinear
+
+log = structlog.get_logger(__name__)
 
 _TORCH = "torch"
 
@@ -86,8 +89,8 @@ class MeasuredProducts:
         for (num_inputs, num_outputs, has_bias), group in self._groups.items():
             group.algorithms.pop(num_rows, None)
             shape = Shape(num_rows, num_inputs, num_outputs, has_bias)
-            numbers = {str(each): each for each in range(self._library.num_algorithms(shape))}
             product = f"{num_inputs}x{num_outputs}" + " + bias" * has_bias
+            numbers = {str(each): each for each in range(self._num_algorithms(shape, product))}
             x = group.linears[0].random_rows(num_rows)
             chosen = fastest(
                 f"algorithm for {num_rows}x{product}",
@@ -98,6 +101,18 @@ class MeasuredProducts:
             if chosen.name in numbers:
                 group.algorithms[num_rows] = numbers[chosen.name]
         return told
+
+    def _num_algorithms(self, shape: Shape, product: str) -> int:
+        """None where the library has none, which it says by an error of its own."""
+        try:
+            return self._library.num_algorithms(shape)
+        except Exception as error:  # noqa: BLE001 - the bindings' own, of whatever class
+            log.warning(
+                "no algorithms to choose from",
+                name=f"{shape.num_rows}x{product}",
+                error=str(error)[:300],
+            )
+            return 0
 
 
 def _tried(
