@@ -36,9 +36,16 @@ def test_every_tiling_is_timed_on_the_iteration_s_pages_and_the_fastest_told(
         attend_blocks(q, pages, batch, tiling, workspace, out)
         seen.append(str(tiling))
 
-    def seconds(runs: list[operators.Run], device: torch.device) -> float:
+    repeats: list[int] = []
+
+    def seconds(runs: list[operators.Run], device: torch.device, num_repeats: int = 7) -> float:
+        repeats.append(num_repeats)
+        before = [layer.clone() for layer in pool.layers]
         for run in runs:
             run()
+        for layer, old in zip(pool.layers, before, strict=True):
+            assert not torch.equal(layer, old), "keys and values are kept, as with other backends"
+            layer.zero_()
         return {"blocks 64x64/1": 0.5}.get(seen[-1], 2.0)
 
     monkeypatch.setattr(operators, "cold_seconds", seconds)
@@ -47,8 +54,9 @@ def test_every_tiling_is_timed_on_the_iteration_s_pages_and_the_fastest_told(
     )
     iteration = Iteration(0, 2, 96, BLOCK_LENGTH)
     assert operators.best_tiling(backend, pool, config, iteration) == ("blocks 64x64/1", 0.25)
-    assert len({*seen}) == 2
-    assert seen == sorted(seen, key=seen.index), "each through all layers"
+    both = [each for each in dict.fromkeys(seen) for _ in pool.layers]
+    assert seen == [*both, "blocks 64x64/1", "blocks 64x64/1"], "each through all layers"
+    assert repeats == [3, 3, 7], "the fastest once more, as often as what it stands beside"
 
 
 def test_a_profile_tells_our_kernels_from_others() -> None:
