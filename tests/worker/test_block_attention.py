@@ -270,6 +270,11 @@ def test_on_hopper_keys_are_under_way_while_others_are_multiplied(
     assert found == [(str(num_buffers), "128x64"), (str(num_buffers), "64x128")]
     copies = re.findall(r"cp\.async\.c[ag]\S* \[[^]]*\], \[[^]]*\], 0x([0-9a-f]+)", ptx)
     assert {*copies} == {"10"}, "16 bytes at a time"
+    slots = re.findall(
+        r"tt\.addptr .*tensor<(?:1x64|64x1)x!tt\.ptr<bf16>>, tensor<\w+x(i\d+)>",
+        result.asm["ttir"],
+    )
+    assert slots == ["i64", "i64"], "LLaDA-8B's pages beyond some 16,000 begin behind 2**31 entries"
     num_tiles = 1 if tiling.num_queries == 128 else 2
     assert num_tiles * (result.metadata.shared + 1024) <= 228 * 1024, "a multiprocessor's"
     registers, spilled_bytes = assembled(ptx, tmp_path)
