@@ -24,6 +24,7 @@ INSTALL = (
 
 # Of the library's headers.
 BFLOAT16, FLOAT32, COMPUTE_FLOAT32, TRANSPOSED, WITH_BIAS = 14, 0, 68, 1, 4
+IN_COMPUTE_TYPE, NOT_SUPPORTED = 2, 15
 
 
 class MatmulDescAttribute(IntEnum):
@@ -35,6 +36,7 @@ class MatmulDescAttribute(IntEnum):
 
 class MatmulPreferenceAttribute(IntEnum):
     MAX_WORKSPACE_BYTES = 1
+    REDUCTION_SCHEME_MASK = 3
 
 
 class Epilogue(IntEnum):
@@ -46,6 +48,12 @@ _DTYPES = {
     MatmulDescAttribute.TRANSB: np.int32,
     MatmulDescAttribute.EPILOGUE: np.uint32,
     MatmulDescAttribute.BIAS_POINTER: np.int64,
+}
+
+
+_PREFERENCE_DTYPES = {
+    MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES: np.uint64,
+    MatmulPreferenceAttribute.REDUCTION_SCHEME_MASK: np.uint32,
 }
 
 
@@ -94,7 +102,8 @@ class FakeCublasLt:
     """``nvmath.bindings.cublasLt``.
 
     Args:
-        num_algorithms: that there are, for any shape.
+        num_algorithms: that there are, for any shape. num_refused: the first of these are named,
+            but not supported.
         issue: runs what the library would issue; a graph's fake records it.
 
     Attributes:
@@ -116,9 +125,12 @@ class FakeCublasLt:
     )
 
     def __init__(
-        self, num_algorithms: int = 3, issue: Callable[..., Any] = lambda run, *args: run(*args)
+        self,
+        num_algorithms: int = 3,
+        issue: Callable[..., Any] = lambda run, *args: run(*args),
+        num_refused: int = 0,
     ) -> None:
-        self.num_algorithms, self._issue = num_algorithms, issue
+        self.num_algorithms, self.num_refused, self._issue = num_algorithms, num_refused, issue
         self.calls: list[str] = []
         self.ran: list[tuple[int, int]] = []
         self._made: dict[int, Any] = {}
@@ -168,8 +180,9 @@ class FakeCublasLt:
         self, preference: int, attribute: int, buffer: int, size: int
     ) -> None:
         self._called("matmul_preference_set_attribute", preference, attribute, buffer, size)
-        assert size == 8
-        self._made[preference][MatmulPreferenceAttribute(attribute)] = _read(buffer, np.uint64)
+        name = MatmulPreferenceAttribute(attribute)
+        assert size == np.dtype(_PREFERENCE_DTYPES[name]).itemsize
+        self._made[preference][name] = _read(buffer, _PREFERENCE_DTYPES[name])
 
     def matmul_preference_destroy(self, preference: int) -> None:
         self._called("matmul_preference_destroy", preference)
@@ -191,12 +204,15 @@ class FakeCublasLt:
         arguments = (handle, description, a, b, c, d, preference, requested, results, number)
         self._called("matmul_algo_get_heuristic", *arguments)
         self._check(handle, description, a, b, c, d)
-        assert self._made[preference][MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES] > 0
+        wanted = self._made[preference]
+        self._workspace_bytes = wanted[MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES]
+        assert wanted[MatmulPreferenceAttribute.REDUCTION_SCHEME_MASK] == IN_COMPUTE_TYPE
         count = min(requested, self.num_algorithms)
         size = self.matmul_heuristic_result_dtype.itemsize
         memory = (ctypes.c_char * (size * requested)).from_address(results)
         found = np.frombuffer(memory, dtype=self.matmul_heuristic_result_dtype)
         found["algo"]["data_"][:count, 0] = np.arange(count) + 70
+        found["state"][: min(count, self.num_refused)] = NOT_SUPPORTED
         ctypes.c_int32.from_address(number).value = count
 
     def matmul(
@@ -225,7 +241,8 @@ class FakeCublasLt:
         self._check(handle, description, a_layout, b_layout, c_layout, d_layout)
         assert ctypes.c_float.from_address(alpha).value == 1.0
         assert ctypes.c_float.from_address(beta).value == 0.0
-        assert workspace_bytes > 0
+        assert workspace_bytes >= self._workspace_bytes > 0
+        ctypes.memset(workspace + workspace_bytes - 1, 255, 1)  # as an algorithm may
         places = [(self._made[a_layout], a), (self._made[b_layout], b), (self._made[d_layout], d)]
         attributes = self._made[description].attributes
         if attributes.get(MatmulDescAttribute.EPILOGUE) == WITH_BIAS:

@@ -41,6 +41,7 @@ def test_a_kernel_whose_answers_are_wrong_is_left_out_and_told(answers: Tensor) 
 
 def test_rounding_is_not_wrong() -> None:
     assert choose(fa2=(3.0, RIGHT), other=(2.0, 1.01 * RIGHT)) == "other"
+    assert choose(fa2=(3.0, RIGHT), other=(2.0, RIGHT + 0.1)) == "other", "the largest is -2"
 
 
 def test_a_kernel_that_cannot_run_is_left_out_and_told() -> None:

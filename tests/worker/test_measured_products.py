@@ -58,6 +58,16 @@ def test_no_more_algorithms_are_asked_for_than_are_tried() -> None:
     assert CublasLt(FakeCublasLt(99), CPU).num_algorithms(shape) == cublaslt.MOST_ALGORITHMS
 
 
+def test_only_those_that_are_supported_are_numbered() -> None:
+    fake = FakeCublasLt(3, num_refused=1)
+    library = CublasLt(fake, CPU)
+    assert library.num_algorithms(Shape(16, 32, 48, has_bias=False)) == 2
+    x, weight = numbers(16, 32), numbers(48, 32)
+    for number in range(2):
+        assert_product(library.product(number, x, weight, None), x, weight)
+    assert algorithms(fake) == [1, 2]
+
+
 @pytest.mark.skipif(not cublaslt_fake.is_installed(), reason=cublaslt_fake.INSTALL)
 def test_numbers_and_types_are_those_of_nvidia_s_bindings() -> None:
     import nvmath
@@ -68,6 +78,8 @@ def test_numbers_and_types_are_those_of_nvidia_s_bindings() -> None:
     assert int(cublas.ComputeType.COMPUTE_32F) == cublaslt._COMPUTE_FLOAT32
     assert int(cublas.Operation.T) == cublaslt._TRANSPOSED
     assert cublasLt.Epilogue.BIAS == cublaslt_fake.Epilogue.BIAS
+    assert int(cublasLt.ReductionScheme.COMPUTE_TYPE) == cublaslt._IN_COMPUTE_TYPE
+    assert int(cublas.Status.SUCCESS) == cublaslt._SUCCESS
     for each in cublaslt_fake.MatmulDescAttribute:
         assert cublasLt.MatmulDescAttribute[each.name] == each
         fake, real = (
@@ -141,6 +153,10 @@ def test_each_shape_and_number_of_rows_has_its_own_fastest_algorithm() -> None:
     assert products.choose(16, Clock(0, 3, 1, 2, 0, 1, 2, 3))["32x48"] == "0 (0.33)"
     first(x), first(x[:16])
     assert algorithms(fake)[-2:] == [1, 0], "the one before is kept"
+    assert products.choose(32, Clock(0, 1, 2, 3, 0, 1, 2, 3))["32x48"] == "torch"
+    fake.ran.clear()
+    first(x), first(x[:16])
+    assert algorithms(fake) == [0], "what was measured last holds"
 
 
 def test_a_bias_is_part_of_the_product() -> None:
@@ -148,7 +164,8 @@ def test_a_bias_is_part_of_the_product() -> None:
     fake = FakeCublasLt(1)
     products = MeasuredProducts(CublasLt(fake, CPU))
     weight, bias, x = numbers(16, 32), numbers(16), numbers(16, 32)
-    plain, biased = products.linear(weight), products.linear(weight, bias)
+    lies_otherwise = weight.t().contiguous().t()
+    plain, biased = products.linear(lies_otherwise), products.linear(weight, bias)
     products.choose(16, Clock(0, 3, 1, 0, 3, 1))
     for linear, added in ((plain, None), (biased, bias)):
         assert_product(linear(x), x, weight, added)

@@ -30,6 +30,13 @@ _COMPUTE_FLOAT32 = 68
 _TRANSPOSED = 1
 """cublasOperation_t."""
 
+_IN_COMPUTE_TYPE = 2
+"""cublasLtReductionScheme_t: parts of a sum are kept, and added up, in float32. The other schemes
+round each of them to bfloat16."""
+
+_SUCCESS = 0
+"""cublasStatus_t."""
+
 
 class Shape(NamedTuple):
     """Of a product: ``[num_rows, num_inputs] @ [num_outputs, num_inputs].T``, and a bias or not."""
@@ -44,7 +51,7 @@ class _Plan(NamedTuple):
     """A shape in cuBLASLt's terms.
 
     Attributes:
-        found: its results, the first ``number`` of which count.
+        found: its results, contiguous.
     """
 
     description: int
@@ -52,7 +59,6 @@ class _Plan(NamedTuple):
     rows: int
     out: int
     found: np.ndarray
-    number: int
 
 
 class CublasLt:
@@ -71,7 +77,7 @@ class CublasLt:
 
     def num_algorithms(self, shape: Shape) -> int:
         """How many there are to choose from; they are numbered from 0."""
-        return self._plan(shape).number
+        return len(self._plan(shape).found)
 
     def product(self, algorithm: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ weight.T + bias``, rounded once.
@@ -128,10 +134,7 @@ class CublasLt:
                 (num_outputs, num_rows),
             )
         )
-        preference = bindings.matmul_preference_create()
-        most = np.array(WORKSPACE_BYTES, dtype=np.uint64)
-        name = bindings.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
-        bindings.matmul_preference_set_attribute(preference, name, most.ctypes.data, most.nbytes)
+        preference = self._preference()
         found = np.zeros(MOST_ALGORITHMS, dtype=bindings.matmul_heuristic_result_dtype)
         number = np.zeros(1, dtype=np.int32)
         bindings.matmul_algo_get_heuristic(
@@ -147,7 +150,22 @@ class CublasLt:
             number.ctypes.data,
         )
         bindings.matmul_preference_destroy(preference)
-        return _Plan(description, weight, rows, out, found, int(number[0]))
+        found = found[: int(number[0])]
+        return _Plan(description, weight, rows, out, found[found["state"] == _SUCCESS])
+
+    def _preference(self) -> int:
+        """What algorithms may need and do."""
+        bindings = self._bindings
+        preference: int = bindings.matmul_preference_create()
+        names = bindings.MatmulPreferenceAttribute
+        for name, value in (
+            (names.MAX_WORKSPACE_BYTES, np.array(WORKSPACE_BYTES, dtype=np.uint64)),
+            (names.REDUCTION_SCHEME_MASK, np.array(_IN_COMPUTE_TYPE, dtype=np.uint32)),
+        ):
+            bindings.matmul_preference_set_attribute(
+                preference, name, value.ctypes.data, value.nbytes
+            )
+        return preference
 
     def _describe(self, description: int, name: str, value: int) -> None:
         attribute = self._bindings.MatmulDescAttribute[name]
