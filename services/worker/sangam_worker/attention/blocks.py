@@ -21,8 +21,6 @@ _TILES_A_PROCESSOR = 4
 """From so many on a multiprocessor on keys are not split. It has two at a time, one of which
 multiplies while the other waits; of a third, say, half of the device would have none."""
 
-_FLOAT_BYTES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
