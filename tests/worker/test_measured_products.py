@@ -1,6 +1,9 @@
 """Products by a measured algorithm, and cuBLASLt's calls on a fake of its bindings."""
 
+import sys
 from collections.abc import Callable
+from importlib.machinery import BuiltinImporter
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from sangam_worker.models import cublaslt
 from sangam_worker.models.cublaslt import CublasLt, Shape
+from sangam_worker.models.flashinfer_operators import measured_products
 from sangam_worker.models.measured_products import MeasuredProducts
 
 BFLOAT16 = torch.bfloat16
@@ -106,6 +110,24 @@ def test_every_binding_that_is_called_has_a_signature_to_hold_it_against() -> No
         "matmul_algo_get_heuristic",
         "matmul",
     }
+
+
+@pytest.mark.parametrize(
+    ("missing", "events"),
+    [("nvmath", []), ("nvmath.bindings.cublasLt", ["products are as cuBLAS picks them"])],
+)
+def test_bindings_that_cannot_be_imported_are_told_and_those_that_are_not_there_are_not(
+    missing: str, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvmath", "nvmath.bindings", "nvmath.bindings.cublasLt"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        if missing.startswith(name):
+            monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.delitem(sys.modules, missing)
+    monkeypatch.setattr(sys, "meta_path", [BuiltinImporter])  # finds none of them
+    with capture_logs() as logs:
+        assert measured_products(CPU) is None
+    assert [each["event"] for each in logs] == events
 
 
 # The choice

@@ -184,11 +184,13 @@ def load_cublaslt(device: torch.device) -> CublasLt | None:
     """The installed library, ``None`` where the bindings are not.
 
     Raises:
-        Exception: the bindings', where they find no cuBLASLt.
+        Exception: the bindings', where they find no cuBLASLt, or not what they need themselves.
     """
     try:
         bindings = import_module("nvmath.bindings.cublasLt")
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "nvmath":
+            raise
         return None
     with torch.cuda.device(device):
         return CublasLt(bindings, device)

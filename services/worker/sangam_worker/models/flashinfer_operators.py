@@ -172,7 +172,7 @@ def flashinfer_operators(
             f"operators 'flashinfer' need Triton, which cannot be imported ({error}); "
             + HOW_TO_INSTALL
         ) from None
-    products = _measured_products(device)
+    products = measured_products(device)
     operators = FlashInferOperators(
         config, dtype, device, library, silu_and_mul, rotate_and_keep, products
     )
@@ -182,7 +182,7 @@ def flashinfer_operators(
     return operators
 
 
-def _measured_products(device: torch.device) -> MeasuredProducts | None:
+def measured_products(device: torch.device) -> MeasuredProducts | None:
     """``None`` where cuBLASLt cannot be asked: torch's products do as well, if not as fast."""
     try:
         library = load_cublaslt(device)
