@@ -132,6 +132,19 @@ async def test_another_protocol_gets_426_whatever_its_body_looks_like() -> None:
         assert status == 426
 
 
+@pytest.mark.parametrize("depth", [500, *range(900, 1000, 4), 100_000])
+async def test_a_body_nested_however_deeply_is_refused_by_what_is_wrong_with_it(
+    depth: int,
+) -> None:
+    async with a_worker() as worker, a_client() as client:
+        status, body = await client.refused(worker, "[" * depth + "]" * depth)
+        assert status == 400
+        nested = '{"protocol": ' + "[" * depth + "]" * depth + "}"
+        status, body = await client.refused(worker, nested)
+        assert status in (400, 426)
+        assert len(body["message"]) < 200
+
+
 # -- the guard ----------------------------------------------------------------------------------
 
 

@@ -102,7 +102,7 @@ def _check_protocol(body: bytes) -> None:
     """Another version's body need not parse, but its number says why."""
     try:
         spoken = json.loads(body).get("protocol", PROTOCOL_VERSION)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return
     if spoken != PROTOCOL_VERSION:
         raise WrongProtocol(spoken)

@@ -1,5 +1,6 @@
 """The one place that turns the worker's errors into HTTP answers."""
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,9 @@ class WrongProtocol(SangamError):
     """The other side speaks another version of the internal API (426)."""
 
     def __init__(self, spoken: object) -> None:
-        super().__init__(f"protocol {spoken} is not spoken here; use {PROTOCOL_VERSION}")
+        # Any JSON may stand there: megabytes of it, or nested as deeply as it could just be read.
+        shown = reprlib.repr(spoken)
+        super().__init__(f"protocol {shown} is not spoken here; use {PROTOCOL_VERSION}")
 
 
 def invalid_request_of(error: ValidationError) -> InvalidRequest:
