@@ -6,6 +6,7 @@ The same checks run on GPUs (``tests/gpu/test_engine_gpu.py``); FlashInfer is it
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from sangam_worker.engine import Engine
 from sangam_worker.engine_loading import load_engine
 from sangam_worker.kv_pool import KVPool
 from sangam_worker.models.flashinfer_operators import FlashInferOperators
+from sangam_worker.verify import engines
 from sangam_worker.verify.engines import EngineNames
 from sangam_worker.verify.rounding import number_format
 
@@ -163,6 +165,17 @@ def broken(mistake: Any) -> EngineKind:
         ),
         BFLOAT16,
     )
+
+
+def test_engines_of_the_same_names_have_the_same_kernels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A measurement may end otherwise the next time; "the same bits" are checked on two engines."""
+    asked: list[dict[str, Any]] = []
+    engine = SimpleNamespace(capture_graphs=lambda **given: asked.append(given))
+    monkeypatch.setattr(engines, "load_engine", lambda *args, **kwargs: engine)
+    EngineNames(graph_block=8).load(tmp_path, 40)
+    assert asked == [{"is_measured": False}]
 
 
 def test_what_is_broken_is_right_without_its_mistake() -> None:

@@ -61,7 +61,8 @@ class EngineNames:
             graph_buckets=_GRAPH_BUCKETS if self.graph_block else (),
             graph_block_tokens=self.graph_block or BLOCK_TOKENS,
         )
-        engine.capture_graphs()
+        # Not measured: two engines of the same names are to give the same bits.
+        engine.capture_graphs(is_measured=False)
         return engine
 
 
