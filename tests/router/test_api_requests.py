@@ -271,6 +271,37 @@ async def test_a_field_that_there_is_not_comes_with_what_may_be_meant(
     assert response.json()["error"]["message"].endswith(hint)
 
 
+LONG_NAME = "x" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {LONG_NAME: 1},
+        {"model": LONG_NAME},
+        {"messages": [{"role": "user", "content": "x", LONG_NAME: 1}]},
+        {"messages": [{"role": "user", "content": [{"type": LONG_NAME}]}]},
+        {"stream": True, "stream_options": {LONG_NAME: True}},
+        {"unmasking": LONG_NAME},
+        {"unmasking": {LONG_NAME: 1}},
+    ],
+)
+async def test_what_a_client_wrote_is_repeated_in_few_characters(
+    model_folder: Path, wish: dict[str, Any]
+) -> None:
+    response = await post(model_folder, CHAT, chat(**wish))
+    assert response.status_code in (400, 404)
+    error = response.json()["error"]
+    assert len(error["message"]) <= 1000
+    assert len(error["param"]) <= 100
+    assert "xxx" in error["message"]
+
+
+async def test_a_long_message_keeps_its_end_which_says_what_to_do(model_folder: Path) -> None:
+    response = await post(model_folder, CHAT, chat(model=LONG_NAME))
+    assert response.json()["error"]["message"].endswith(f"does not exist here; use {MODEL!r}")
+
+
 async def test_half_a_character_in_a_prompt_is_refused_and_a_whole_one_is_not(
     model_folder: Path,
 ) -> None:

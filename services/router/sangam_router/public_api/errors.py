@@ -32,6 +32,10 @@ _STATUS_OF_CODE = {
 _UNREAD_BODY_CODES = frozenset({"request_timeout", "request_too_large", "bad_framing"})
 """What is left of such a body would be taken for the connection's next request."""
 
+_MAX_MESSAGE_CHARACTERS = 1000
+_MAX_PARAM_CHARACTERS = 100
+"""Messages and params repeat what a client wrote: a field's name, say, of two megabytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
@@ -69,5 +73,15 @@ def http_error(error: SangamError) -> HttpError:
             status, kind, code = 500, "server_error", "internal_error"
     if isinstance(error, Overloaded | Unavailable):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_seconds)))
-    body = {"error": {"message": str(error), "type": kind, "param": param, "code": code}}
+    message = _shortened(str(error), _MAX_MESSAGE_CHARACTERS)
+    param = None if param is None else _shortened(param, _MAX_PARAM_CHARACTERS)
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return HttpError(status, body, headers)
+
+
+def _shortened(text: str, max_characters: int) -> str:
+    """A text without its middle where it is too long: messages end with what to do."""
+    if len(text) <= max_characters:
+        return text
+    kept = (max_characters - len(" ... ")) // 2
+    return f"{text[:kept]} ... {text[-kept:]}"

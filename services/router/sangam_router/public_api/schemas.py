@@ -16,6 +16,9 @@ from sangam_router.public_api.neutral import CHAT, COMPLETION, MESSAGE, without_
 
 MAX_STOPS = 4
 
+_MAX_NAME_CHARACTERS = 100
+"""No field's name comes close to a longer one; comparing megabytes would stop the event loop."""
+
 _RULE_WORDS = frozenset({*Unmasking.model_fields, "alg", "remasking"})
 """Parts of ``unmasking``, and what published generation loops call it."""
 
@@ -213,7 +216,7 @@ def _validated(kind: type[BodyT], body: Mapping[str, Any], where: str = "") -> B
 
 def _hint(kind: type[BaseModel], place: Sequence[int | str]) -> str:
     """What somebody may have meant by a field that there is not."""
-    name = str(place[-1])
+    name = str(place[-1])[:_MAX_NAME_CHARACTERS]
     is_top = len(place) == 1
     if is_top and issubclass(kind, GenerationBody) and name in _RULE_WORDS:
         return '; how masks are filled is said by unmasking, e.g. {"rule": "fixed", "steps": 8}'
