@@ -1,10 +1,10 @@
 """Drives requests: one coroutine each, block by block, from the first place to the last token.
 
 Gets a place, starts the block there, follows it, moves it on to a decode worker, starts it again
-where it was lost. Within a block the steps follow each other as the lifecycle's table has them, and
-an event out of turn is an error there; whether another place is wanted or the answer is over, its
-command tells. Decides retries and back-off. It does not choose workers (``places``), keep the books
-(``run``) nor speak HTTP to clients (public API).
+where it was lost. Within a block the steps follow each other as the lifecycle's table has them: a
+worker that reports one out of turn loses its block. Whether another place is wanted or the answer
+is over, the table's command tells. Decides retries and back-off. It does not choose workers
+(``places``), keep the books (``run``) nor speak HTTP to clients (public API).
 """
 
 import asyncio
@@ -188,7 +188,7 @@ class Driver:
                     run.prefilled(event)
                     await self._places.release_load(place)
                     if not hands_over:
-                        run.advance(Event.PREFILLED_IN_PLACE)
+                        run.reported(Event.PREFILLED_IN_PLACE)
                     elif run.answer.step > 0:  # a repeated prefill, whose commits do not count
                         return await self._hand_over(run, place, stream)
                 case PassRan() as event:
@@ -279,8 +279,8 @@ class Driver:
         while True:
             match await stream.next_event():
                 case KVArrived() as event:
+                    run.reported(Event.KV_ARRIVED)
                     run.kv_arrived(event)
-                    run.advance(Event.KV_ARRIVED)
                 case PassRan() as event:
                     end = run.passed(event)
                     if end is not None:

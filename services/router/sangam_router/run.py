@@ -6,8 +6,8 @@ The bookkeeping half of the driver: no I/O, no waiting. ``driver`` calls it arou
 from collections.abc import Callable
 
 from sangam_core.decoding import Resume
-from sangam_core.errors import BlockLost
-from sangam_core.lifecycle import Command, Event, Request, advance
+from sangam_core.errors import BlockLost, IllegalTransition
+from sangam_core.lifecycle import TRANSITIONS, Command, Event, Request, advance
 from sangam_core.placement import Demand, Role
 from sangam_core.rules import keeps_kv
 from sangam_core.wire import (
@@ -70,6 +70,17 @@ class Run:
     def advance(self, event: Event) -> Command:
         """Move the request on; says what comes next."""
         return advance(self.request, event)
+
+    def reported(self, event: Event) -> Command:
+        """Move the request on by what a worker says.
+
+        Raises:
+            BlockLost: it cannot be so now: the worker cannot be trusted with the block.
+        """
+        try:
+            return self.advance(event)
+        except IllegalTransition as error:
+            raise BlockLost(f"reported out of turn: {error}") from None
 
     def end(self, event: Event) -> None:
         """Move the request to a final phase unless it is in one."""
@@ -158,6 +169,8 @@ class Run:
             BlockLost: the worker reports what cannot be.
         """
         answer = self.answer
+        if (self.request.phase, Event.BLOCK_COMPLETE) not in TRANSITIONS:
+            raise BlockLost(f"pass {event.step} reported while {self.request.phase}")
         delta = answer.apply(event)
         self._took_pass(event)
         if delta.num_tokens and self.timings.first_token_seconds is None:
