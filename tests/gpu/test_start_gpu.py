@@ -38,7 +38,8 @@ def gpu_settings(**changes: Any) -> WorkerSettings:
 
 SHAPES: dict[str, dict[str, Any]] = {
     "random:llada-8b": {},
-    "random:dream-7b": {"max_sequence_tokens": 4096},
+    # Measuring takes half a minute or so, and memory that one model shows.
+    "random:dream-7b": {"max_sequence_tokens": 4096, "measure_kernels": False},
 }
 
 
@@ -73,7 +74,7 @@ def test_a_start_takes_no_more_than_it_estimated(model: str, said: list[Any]) ->
         largest_iteration(settings, config)
     )
     engine.execute(largest.plan)
-    estimated = needs_of(settings, config).activations
+    estimated = needs_of(settings, config).activations_bytes
     assert torch.cuda.memory_reserved(DEVICE) - reserved <= estimated
 
 
