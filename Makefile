@@ -44,7 +44,7 @@ endif
 .PHONY: help install up chat check format test test-fast gpu-interfaces test-gpu test-cluster images settings-table chart-schema helm-there manifests demo-cpu bench-engine bench-passes bench-fp8 bench-host-gap bench-simulator bench-router bench-client bench-gpu bench-gpu-serving gpu-wheels gpu-kernels reproduce loadtest clean
 
 help: ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sangam needs Python 3.11 or newer; say make PYTHON=python3.11")'
@@ -177,7 +177,7 @@ $(GPU_TOOLKIT_STAMP): loadtest/benchmarks/gpu/toolkit.txt | $(STAMP)
 	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --target $(GPU_TOOLKIT) -r $<
 	@touch $@
 
-gpu-kernels: gpu-interfaces $(GPU_TOOLKIT_STAMP) ## compile FlashInfer's kernels for an H200 into wheels/, without a GPU (tens of minutes on 2 cores, once)
+gpu-kernels: gpu-interfaces $(GPU_TOOLKIT_STAMP) ## compile FlashInfer's kernels for an H200 into wheels/, without a GPU (19 minutes on 2 cores, once)
 	cd loadtest && PATH="$(abspath $(BIN)):$$PATH" FLASHINFER_CUDA_ARCH_LIST=9.0a FLASHINFER_WORKSPACE_BASE=$(CURDIR)/.sangam \
 		$(abspath $(BIN))/python -m benchmarks.gpu.carried_kernels pack $(CURDIR)/wheels $(CURDIR)/$(GPU_TOOLKIT)/nvidia/cu13
 
