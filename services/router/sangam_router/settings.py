@@ -158,7 +158,8 @@ class RouterSettings(ServiceSettings):
 
     # -- access and logs ------------------------------------------------------------------
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = ()
-    """Keys accepted in ``Authorization: Bearer``, separated by commas. None: open to all."""
+    """Keys accepted in ``Authorization: Bearer``, separated by commas. None: open to all.
+    Keys beyond ASCII work, but some clients (OpenAI's for Python) cannot send them."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
     log_format: Literal["json", "console"] = "json"

@@ -52,9 +52,9 @@ class WorkerSettings(ServiceSettings):
 
     attention: Literal["auto", "torch", "flashinfer", "flashinfer-fa2", "flashinfer-fa3"] = "auto"
     """What computes attention and, with it, norms, gates and rotations: ``torch`` (any device) or
-    FlashInfer (a CUDA device, bfloat16), which takes the faster of its kernels FA2 and FA3, and
-    in graphs a kernel of our own where that is faster, unless one is named. ``auto``: FlashInfer on
-    CUDA, torch elsewhere."""
+    ``flashinfer`` (a CUDA device, bfloat16), which takes the faster of its kernels FA2 and FA3, and
+    in graphs a kernel of our own where that is faster; ``flashinfer-fa2`` and ``flashinfer-fa3``
+    take that one everywhere. ``auto``: FlashInfer on CUDA, torch elsewhere."""
 
     quantization: Literal["none", "fp8"] = "none"
     """``fp8``: the layers' products in 8 bits (e4m3, one scale a row), for GPUs from Ada and Hopper
@@ -67,9 +67,9 @@ class WorkerSettings(ServiceSettings):
 
     measure_kernels: bool = True
     """Whether each CUDA graph gets what is measured to be fastest on this GPU, at the start: the
-    kernel of attention, and cuBLASLt's algorithm for each product. That takes seconds, and may turn
-    out differently, so that answers differ in their rounding from start to start. Off: what was
-    fastest on an H200, and cuBLAS' own choice."""
+    kernel of attention, and cuBLASLt's algorithm for each product in bfloat16. That takes seconds,
+    and may turn out differently, so that answers differ in their rounding from start to start. Off:
+    what was fastest on an H200, and cuBLAS' own choice. Unused without graphs."""
 
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
     """Share of the GPU's memory that the worker settles at its start, whatever is in use already
@@ -206,7 +206,8 @@ class WorkerSettings(ServiceSettings):
 
     head_deadline_seconds: Annotated[float, Field(gt=0)] = 20.0
     """Longest time for a request's head to arrive, from connecting or, on a kept connection, from
-    its first byte on, seconds. It ends no stream and no connection at rest."""
+    its first byte on, seconds. It ends no stream, and no connection that rests after an answer.
+    Routers have ``SANGAM_HEAD_SECONDS``."""
 
     max_engine_failures: Annotated[int, Field(ge=1)] = 3
     """Failed iterations in a row after which ``/healthz`` fails and the lease lapses: a broken
