@@ -5,8 +5,9 @@ client goes away. How updates look on the wire is the caller's business.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from starlette.types import Receive
@@ -30,8 +31,17 @@ class Update:
     said: Delta | Answer
 
 
-Sink = Callable[[Sequence[Update]], Awaitable[None]]
-"""Takes the updates at hand, in order; an empty list when nothing came for a while."""
+class Sink(Protocol):
+    """Where an HTTP request's updates go."""
+
+    async def __call__(self, updates: Sequence[Update], *, is_failing: bool) -> None:
+        """Take the updates at hand, in order.
+
+        Args:
+            updates: none when nothing came for a while.
+            is_failing: they are the last ones; an error comes next.
+        """
+        ...
 
 
 async def answer_all(
@@ -94,13 +104,16 @@ async def _deliver(
         items = await _at_hand(outbox, idle_seconds)
         updates = [item for item in items if isinstance(item, Update)]
         failure = next((item for item in items if isinstance(item, SangamError)), None)
-        if failure is not None:
+        if isinstance(failure, ClientGone):
             return failure
         num_left -= sum(isinstance(update.said, Answer) for update in updates)
         try:
-            await sink(updates)
+            if updates or failure is None:
+                await sink(updates, is_failing=failure is not None)
         except ClientGone as gone:
             return gone
+        if failure is not None:
+            return failure
     return None
 
 

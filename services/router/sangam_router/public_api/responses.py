@@ -69,7 +69,7 @@ class PlainAnswer(Response):
         texts: list[list[str]] = [[] for _ in delivery.jobs]
         answers: dict[int, Answer] = {}
 
-        async def collect(updates: Sequence[Update]) -> None:
+        async def collect(updates: Sequence[Update], *, is_failing: bool) -> None:
             for update in updates:
                 if isinstance(update.said, Answer):
                     answers[update.index] = update.said
@@ -118,7 +118,9 @@ class StreamedAnswer(Response):
         """Generate and send; a client that goes away cancels everything."""
         self._send_message = send
 
-        async def deliver(updates: Sequence[Update]) -> None:
+        async def deliver(updates: Sequence[Update], *, is_failing: bool) -> None:
+            if is_failing and not self._has_started:
+                return  # a status says more than an event does
             events = b"".join(self._events_of(update) for update in updates)
             if updates:
                 await self._send(events)
