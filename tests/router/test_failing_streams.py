@@ -36,7 +36,7 @@ def said(text: str) -> Delta:
 async def streamed(driver: ScriptedDriver, num_jobs: int = 1) -> tuple[int, str]:
     """Status and body of a completion stream; the driver is told once its first text is out."""
     delivery = Delivery(
-        driver=cast(Driver, driver),
+        driver=cast("Driver", driver),
         jobs=[job() for _ in range(num_jobs)],
         envelope=Envelope.new("completion", "m"),
         num_prompt_tokens=2,
