@@ -58,6 +58,9 @@ def test_an_empty_mask_buffer_means_none(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"PUBLIC_PORT": "70000"}, "SANGAM_PUBLIC_PORT"),
         ({"LOG_LEVEL": "loud"}, "SANGAM_LOG_LEVEL"),
         ({"MAX_FAN_OUT": "0"}, "SANGAM_MAX_FAN_OUT"),
+        ({"API_KEYS": " , "}, "SANGAM_API_KEYS: .*holds no key"),
+        ({"ROUTER_LEASE_SECONDS": "inf"}, "SANGAM_ROUTER_LEASE_SECONDS: .* finite"),
+        ({"SHUTDOWN_SECONDS": "inf"}, "SANGAM_SHUTDOWN_SECONDS: .* finite"),
     ],
 )
 def test_a_value_that_cannot_be_is_named(

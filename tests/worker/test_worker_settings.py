@@ -80,6 +80,7 @@ def test_every_field_says_what_it_means() -> None:
         ({"CUDA_GRAPHS": "often"}, "SANGAM_CUDA_GRAPHS"),
         ({"TOTAL_PAGES": "0"}, "SANGAM_TOTAL_PAGES"),
         ({"LEASE_SECONDS": "1.5"}, "SANGAM_LEASE_SECONDS"),
+        ({"LEASE_SECONDS": "inf"}, "SANGAM_LEASE_SECONDS"),
         ({"HOST": "0.0.0.0"}, "SANGAM_ADVERTISE_HOST"),
         ({"HOST": "[::1]"}, "SANGAM_HOST"),
         ({"ADVERTISE_HOST": "[fd00::7]"}, "SANGAM_ADVERTISE_HOST"),

@@ -18,6 +18,9 @@ _KEEP_ALIVE_SECONDS = 75
 workers keep those among themselves: whoever closes first cuts off a request that the other side is
 just sending."""
 
+_LONGEST_DEAD_PEER_SECONDS = (2**31 - 1) / 1000
+"""Linux counts in milliseconds, in 32 bits: 24 days."""
+
 
 def listening_socket(host: str, port: int, *, dead_peer_seconds: float) -> socket.socket:
     """A socket that listens; 0 takes a free port.
@@ -37,7 +40,8 @@ def listening_socket(host: str, port: int, *, dead_peer_seconds: float) -> socke
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted sockets inherit it
-            milliseconds = round(dead_peer_seconds * 1000)
+            seconds = min(dead_peer_seconds, _LONGEST_DEAD_PEER_SECONDS)
+            milliseconds = max(1, int(seconds * 1000))  # 0 would be the system's default
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
         listening.bind(address)
         listening.listen(_BACKLOG)

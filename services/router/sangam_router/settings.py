@@ -18,6 +18,7 @@ from sangam_core.settings import ServiceSettings
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+FiniteSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def _default_router_id() -> str:
@@ -68,7 +69,7 @@ class RouterSettings(ServiceSettings):
     """Whether ``redis_url`` names a node of a Redis Cluster."""
     redis_timeout_seconds: Seconds = 1.0
     """Longest wait for an answer of Redis."""
-    router_lease_seconds: Annotated[float, Field(ge=1)] = 10.0
+    router_lease_seconds: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 10.0
     """After this long without a heartbeat of this router others reap what it holds."""
     worker_lease_seconds: Seconds = 5.0
     """The workers' ``SANGAM_LEASE_SECONDS``: for so long they may be missing from a Redis that
@@ -153,7 +154,7 @@ class RouterSettings(ServiceSettings):
     a Redis restart takes no router out of its load balancer."""
     keep_alive_seconds: Seconds = 10.0
     """Silence after which a stream gets a comment, so that proxies do not cut it."""
-    shutdown_seconds: Seconds = 60.0
+    shutdown_seconds: FiniteSeconds = 60.0
     """Time requests in flight have to finish after SIGTERM."""
 
     # -- access and logs ------------------------------------------------------------------
@@ -168,9 +169,12 @@ class RouterSettings(ServiceSettings):
     @field_validator("api_keys", mode="before")
     @classmethod
     def _split_keys(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(key.strip() for key in value.split(",") if key.strip())
-        return value
+        if not isinstance(value, str):
+            return value
+        keys = tuple(key.strip() for key in value.split(",") if key.strip())
+        if value.strip() and not keys:
+            raise ValueError("holds no key between its commas; leave it empty to be open to all")
+        return keys
 
     @field_validator("fixed_mask_buffer_tokens", mode="before")
     @classmethod

@@ -167,7 +167,7 @@ class WorkerSettings(ServiceSettings):
     heartbeat_seconds: Annotated[float, Field(gt=0)] = 1.0
     """Time between two renewals of the lease, seconds; also how soon a desired role is seen."""
 
-    lease_seconds: Annotated[float, Field(gt=0)] = 5.0
+    lease_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5.0
     """How long the lease outlives its last renewal, seconds: the time after which a dead worker's
     blocks are placed again. At least two heartbeats."""
 
