@@ -10,6 +10,7 @@ from tests.worker.harness import a_client, a_start, a_worker, eventually
 from tests.worker.ledger_watch import QUICK, Watch, a_watch
 
 from sangam_core.errors import ConfigurationError
+from sangam_core.lease import DesiredState
 from sangam_core.placement import Role
 from sangam_router.local.redis_server import RedisServer, running_redis
 from sangam_worker.presence import connect
@@ -89,6 +90,27 @@ async def test_fields_of_another_version_do_not_linger(server: RedisServer, watc
     async with a_worker(redis_url=server.url, worker_id="w") as worker:
         await becomes_ready(worker)
         assert "from_the_future" not in await watch.redis.hgetall(watch.keys.worker("w"))
+
+
+async def test_a_fault_while_renewing_is_told_and_the_heartbeat_goes_on(
+    server: RedisServer,
+) -> None:
+    async with a_worker(redis_url=server.url, worker_id="w", **QUICK) as worker:
+        await becomes_ready(worker)
+        on_desired, seen = worker.presence._on_desired, []
+
+        def fails(desired: DesiredState) -> None:
+            seen.append(desired)
+            raise ValueError("not thought of")
+
+        with capture_logs() as logs:
+            worker.presence._on_desired = fails
+            await eventually(lambda: len(seen) >= 3)
+        told = [each for each in logs if each["event"] == "a fault while the lease is renewed"]
+        assert len(told) == 1, "once, not with every heartbeat"
+        assert failed_heartbeats(worker) >= 2
+        worker.presence._on_desired = on_desired
+        await becomes_ready(worker)
 
 
 async def test_only_changes_are_announced(server: RedisServer, watch: Watch) -> None:

@@ -113,6 +113,7 @@ class Presence:
         self._announced: tuple[object, ...] | None = None
         self._held_until = 0.0
         self._trouble: str | None = _NOT_YET
+        self._fault = ""
         self._task: asyncio.Task[None] | None = None
         self._is_ended = False
 
@@ -170,7 +171,7 @@ class Presence:
             if not self._is_fit():
                 self._failed(_UNFIT)
                 pause_seconds = self._heartbeat_seconds
-            elif await self._beat():
+            elif await self._beat_or_tell():
                 pause_seconds, backoff_seconds = self._heartbeat_seconds, _FIRST_BACKOFF_SECONDS
             else:
                 pause_seconds = min(backoff_seconds, self._heartbeat_seconds)
@@ -183,6 +184,17 @@ class Presence:
                 await self._has_changed.wait()
         except TimeoutError:
             pass
+
+    async def _beat_or_tell(self) -> bool:
+        """A fault of ours must not end the heartbeat, or the worker would be lost in silence."""
+        try:
+            return await self._beat()
+        except Exception as error:
+            if self._fault != (fault := _text(error)):
+                log.exception("a fault while the lease is renewed")
+            self._fault = fault
+            self._failed(f"a fault of the worker's: {fault}")
+            return False
 
     async def _beat(self) -> bool:
         """Renew once; False when Redis did not take it."""
