@@ -16,6 +16,9 @@ Replay = Callable[[], None]
 _REPLAYS = 3
 """That are timed: one may be disturbed."""
 
+_LONG_SECONDS = 0.005
+"""Of a replay that is timed once: what disturbs is short beside it, and there are hundreds."""
+
 
 class Capture(Protocol):
     """Makes replays."""
@@ -67,16 +70,19 @@ class CudaCapture:
         return graph.replay
 
     def seconds(self, replay: Replay) -> float:
-        """See ``Capture``: the median of some."""
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]  # type: ignore[no-untyped-call]
-        replay()
+        """See ``Capture``: the median of some; of what takes long, one says enough."""
+        (first,) = self._timed(replay, 1)  # with what a graph does once
+        return median(self._timed(replay, 1 if first > _LONG_SECONDS else _REPLAYS))
+
+    def _timed(self, replay: Replay, number: int) -> list[float]:
+        """Seconds of replays right behind each other."""
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(number + 1)]  # type: ignore[no-untyped-call]
         for event in events[:-1]:
             event.record()
             replay()
         events[-1].record()
         events[-1].synchronize()
-        pairs = pairwise(events)
-        return median(float(began.elapsed_time(ended)) for began, ended in pairs) / 1000
+        return [began.elapsed_time(ended) / 1000 for began, ended in pairwise(events)]
 
     @property
     def taken_bytes(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_ALGORITHMS = 8
+MOST_ALGORITHMS = 6
 """That are asked for: cuBLASLt tells the most promising first."""
 
 WORKSPACE_BYTES = 32 * 2**20
