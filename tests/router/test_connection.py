@@ -79,6 +79,19 @@ async def test_a_kept_connection_may_rest_longer_than_a_head_may_take(model_fold
     assert first[:15] == second[:15] == b"HTTP/1.1 200 OK"
 
 
+async def test_a_connection_may_rest_behind_a_body_that_came_after_its_answer(
+    model_folder: Path,
+) -> None:
+    async with wire(model_folder) as opened:
+        opened.writer.write(b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbo")
+        assert b"404" in await opened.answer()
+        opened.writer.write(b"dy")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(opened.reader.read(1), 3 * HEAD_SECONDS)
+        opened.writer.write(ASKED + b"\r\n")
+        assert b"200" in await opened.answer()
+
+
 async def test_a_head_in_pieces_is_let_in(model_folder: Path) -> None:
     async with wire(model_folder, head_seconds=PATIENCE_SECONDS) as opened:
         for piece in (ASKED[:7], ASKED[7:20], ASKED[20:], b"\r\n"):

@@ -45,6 +45,9 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self._is_answering:
             self._unset_deadline()
+        elif self._is_at_rest:  # that was the end of a body whose answer had not waited for it
+            self._unset_deadline()
+            self._close_later()
         else:
             self._set_deadline()
 
@@ -72,6 +75,18 @@ class Connection(H11Protocol):
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _is_at_rest(self) -> bool:
+        unread, _ = self.conn.trailing_data
+        return self.conn.their_state is h11.IDLE and not unread
+
+    def _close_later(self) -> None:
+        """Have uvicorn close what is kept without a byte: it stops waiting at every one."""
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _set_deadline(self) -> None:
         if self._deadline is None and not self.transport.is_closing():
