@@ -64,7 +64,9 @@ def test_a_start_takes_no_more_than_it_estimated(model: str, said: list[Any]) ->
     )
     engine = start_engine(settings, SILENT)
     line = next(each for each in said if each["event"].startswith("GPU memory"))
-    assert [each for each in said if each["log_level"] == "warning"] == [], line
+    warned = [each for each in said if each["log_level"] == "warning"]
+    # An algorithm of cuBLASLt's that cannot run costs nothing.
+    assert [each for each in warned if not each["event"].startswith("algorithm")] == [], line
     share = 0.6 * CudaGpu(DEVICE).memory().total_bytes
     assert CudaGpu(DEVICE).memory().used_bytes <= share, line
     # Once more: nothing has to grow for what was warmed up.

@@ -273,6 +273,8 @@ def test_products_by_the_fastest_algorithm_give_the_same_logits(name: str, tmp_p
         assert got is not None
         torch.testing.assert_close(got, wanted[: len(got)], rtol=0.05, atol=0.05)
     assert cublaslt.ran == [], "graphs hold what was issued"
+    engine.forward(a_plan(*decodes))
+    assert cublaslt.ran == [], "eagerly as many rows are torch's: that takes the host less"
 
 
 def test_engines_agree_on_logits_of_every_committable_row() -> None:

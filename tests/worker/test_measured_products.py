@@ -163,21 +163,27 @@ def test_each_shape_and_number_of_rows_has_its_own_fastest_algorithm() -> None:
     assert algorithms(fake) == [0, 0, 1, 1, 0, 1], "all weights of a shape in turn"
     fake.ran.clear()
     assert_product(first(x), x, weights[0])
-    assert_product(second(x), x, weights[1])
-    assert_product(other(wide), wide, weights[2])
+    assert fake.ran == [], "nobody wants what was chosen"
+    with products.chosen():
+        assert_product(first(x), x, weights[0])
+        assert_product(second(x), x, weights[1])
+        assert_product(other(wide), wide, weights[2])
     assert algorithms(fake) == [1, 1]
 
     fake.ran.clear()
-    assert_product(first(x[:16]), x[:16], weights[0])
-    spread = torch.stack((x, x), 1)[:, 0]
-    assert_product(first(spread), x, weights[0])
+    with products.chosen():
+        assert_product(first(x[:16]), x[:16], weights[0])
+        spread = torch.stack((x, x), 1)[:, 0]
+        assert_product(first(spread), x, weights[0])
     assert fake.ran == [], "others' rows, and rows that lie apart, are torch's"
     assert products.choose(16, Clock(0, 3, 1, 2, 0, 1, 2, 3))["32x48"] == "0 (0.33)"
-    first(x), first(x[:16])
+    with products.chosen():
+        first(x), first(x[:16])
     assert algorithms(fake)[-2:] == [1, 0], "the one before is kept"
     assert products.choose(32, Clock(0, 1, 2, 3, 0, 1, 2, 3))["32x48"] == "torch"
     fake.ran.clear()
-    first(x), first(x[:16])
+    with products.chosen():
+        first(x), first(x[:16])
     assert algorithms(fake) == [0], "what was measured last holds"
 
 
@@ -189,8 +195,9 @@ def test_a_bias_is_part_of_the_product() -> None:
     lies_otherwise = weight.t().contiguous().t()
     plain, biased = products.linear(lies_otherwise), products.linear(weight, bias)
     products.choose(16, Clock(0, 3, 1, 0, 3, 1))
-    for linear, added in ((plain, None), (biased, bias)):
-        assert_product(linear(x), x, weight, added)
+    with products.chosen():
+        for linear, added in ((plain, None), (biased, bias)):
+            assert_product(linear(x), x, weight, added)
     assert len(fake.ran) == 2 + 2, "neither is torch's"
 
 

@@ -78,7 +78,7 @@ class Bench:
             *self._of_models("sampler", self._sampler, 15, num_waves=0),
             # Of the models' own shapes, before anything of theirs is timed.
             self._of_tests(Checks.OF_MODELS, OF_MODELS, 90),
-            self._of_model("decodes", self._decodes, first, 55),
+            self._of_model("decodes", self._decodes, first, 65),
             self._of_model("cpu gap", self._gap, first, 20),
             self._of_model("batch 1 step", self._steps, first, 40),
             self._of_model("prefills", self._eager, first, 50),
@@ -86,7 +86,7 @@ class Bench:
                 part
                 for model in others
                 for part in (
-                    self._of_model("decodes", self._decodes, model, 55),
+                    self._of_model("decodes", self._decodes, model, 65),
                     self._of_model("prefills", self._eager, model, 50),
                 )
             ),

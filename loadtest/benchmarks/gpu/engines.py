@@ -53,6 +53,11 @@ def name_of(model: str) -> str:
     return model.removeprefix(RANDOM_PREFIX).rstrip("/").rpartition("/")[2]
 
 
+def _kind_of(place: Place) -> str:
+    """What attends outside graphs, by which lines are called."""
+    return place.attention.removeprefix("flashinfer-").removesuffix("-blocks")
+
+
 class RunsAgain:
     """Stands for CUDA graphs on a CPU: what would be replayed runs once more."""
 
@@ -94,7 +99,7 @@ def load_graphs(
     )
     engine.capture_graphs(capture=RunsAgain() if place.torch_device.type == "cpu" else None)
     _fill(engine.kv_pool)  # trials of kernels leave zeros
-    kind = place.attention.removeprefix("flashinfer-")
+    kind = _kind_of(place)
     is_fp8 = quantization == "fp8"
     return Timed(engine, place.shape(model), name_of(model), kind, "graph", is_fp8)
 
@@ -124,7 +129,7 @@ def load_eager(place: Place, model: str, total_pages: int) -> Timed:
         engine=engine,
         shape=place.shape(model),
         name=name_of(model),
-        kind=place.attention.removeprefix("flashinfer-"),
+        kind=_kind_of(place),
         launch="eager",
         skippable=skippable[0],
     )

@@ -96,7 +96,7 @@ class Figure8:
         """Every part, in order."""
         return [
             Part("plain loop", self._measure_plain_loop, OF_MODELS, 10, 40),
-            Part("single requests", self._measure_single, OF_MODELS, 10, 90),
+            Part("single requests", self._measure_single, OF_MODELS, 10, 110),
             Part("rates", self._measure_rates, OF_MODELS, 20, 1000),
             Part("figure 8", self._compare),
         ]

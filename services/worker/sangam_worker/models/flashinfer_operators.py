@@ -8,6 +8,7 @@ product by product); tests bound the difference.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import structlog
@@ -153,6 +154,10 @@ class FlashInferOperators:
     def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
         """Among cuBLASLt's algorithms, shape by shape."""
         return {} if self._products is None else self._products.choose(num_rows, measure)
+
+    def chosen(self) -> AbstractContextManager[None]:
+        """See ``MeasuredProducts.chosen``."""
+        return nullcontext() if self._products is None else self._products.chosen()
 
 
 def flashinfer_operators(

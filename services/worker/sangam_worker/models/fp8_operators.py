@@ -6,6 +6,7 @@ rotates, and norms for the head. Called by ``engine_loading``.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -110,6 +111,10 @@ class Fp8Operators:
     def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
         """Among products in the model's dtype; those in FP8 leave no choice."""
         return self._inner.choose(num_rows, measure)
+
+    def chosen(self) -> AbstractContextManager[None]:
+        """As without FP8."""
+        return self._inner.chosen()
 
 
 def with_fp8(operators: OperatorsFactory, kernels: Fp8Kernels) -> OperatorsFactory:

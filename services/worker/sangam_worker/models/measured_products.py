@@ -7,7 +7,8 @@ told by ``transformer`` which numbers of rows matter; others, in passes that are
 torch's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -37,27 +38,30 @@ class _Group:
 
 
 class MeasuredLinear(PlainLinear):
-    """A product that asks its group for an algorithm."""
+    """A product that asks its group for an algorithm where algorithms are chosen."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, library: CublasLt, algorithms: dict[int, int]
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        products: "MeasuredProducts",
+        algorithms: dict[int, int],
     ) -> None:
         super().__init__(weight, bias)
-        self._library, self._algorithms = library, algorithms
+        self._products, self._algorithms = products, algorithms
         self._stored, self._own_bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product."""
-        algorithm = self._algorithms.get(len(x))
-        if algorithm is None or not x.is_contiguous():
-            return super().__call__(x)
-        return self.by(algorithm, x)
+        if self._products.are_chosen and x.is_contiguous():
+            return self.by(self._algorithms.get(len(x)), x)
+        return super().__call__(x)
 
     def by(self, algorithm: int | None, x: Tensor) -> Tensor:
         """The product by one of the algorithms, or as torch does it."""
         if algorithm is None:
             return super().__call__(x)
-        return self._library.product(algorithm, x, self._stored, self._own_bias)
+        return self._products.library.product(algorithm, x, self._stored, self._own_bias)
 
     def random_rows(self, num_rows: int) -> Tensor:
         """Rows to try it with."""
@@ -66,19 +70,36 @@ class MeasuredLinear(PlainLinear):
 
 
 class MeasuredProducts:
-    """The products of one model's layers."""
+    """The products of one model's layers.
+
+    Attributes:
+        are_chosen: within ``chosen``.
+    """
 
     def __init__(self, library: CublasLt) -> None:
-        self._library = library
+        self.library, self.are_chosen = library, False
         self._groups: dict[tuple[int, int, bool], _Group] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> MeasuredLinear:
         """A product of a weight ``[out, in]``, which it takes over."""
         key = weight.shape[1], weight.shape[0], bias is not None
         group = self._groups.setdefault(key, _Group())
-        made = MeasuredLinear(weight.contiguous(), bias, self._library, group.algorithms)
+        made = MeasuredLinear(weight.contiguous(), bias, self, group.algorithms)
         group.linears.append(made)
         return made
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Within it rows are multiplied as ``choose`` found; otherwise as torch does it.
+
+        Calling the library takes the host longer than calling torch, 15 to 30 microseconds: graphs
+        do it once.
+        """
+        self.are_chosen = True
+        try:
+            yield
+        finally:
+            self.are_chosen = False
 
     def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
         """Find the fastest algorithm of every shape for so many rows; in words, what it is.
@@ -105,7 +126,7 @@ class MeasuredProducts:
     def _num_algorithms(self, shape: Shape, product: str) -> int:
         """None where the library has none, which it says by an error of its own."""
         try:
-            return self._library.num_algorithms(shape)
+            return self.library.num_algorithms(shape)
         except Exception as error:  # noqa: BLE001 - the bindings' own, of whatever class
             log.warning(
                 "no algorithms to choose from",

@@ -7,6 +7,7 @@ kernels. The torch ones are what CPUs use: their order of operations is part of 
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -108,6 +109,10 @@ class Operators(Protocol[LayerProduct, Rows]):
         """
         ...
 
+    def chosen(self) -> AbstractContextManager[None]:
+        """Within it rows are multiplied as ``choose`` found."""
+        ...
+
 
 OperatorsFactory = Callable[[ModelConfig, torch.dtype, torch.device], Operators[Any, Any]]
 """Operators of a model whose weights have a dtype and are on a device."""
@@ -178,3 +183,7 @@ class TorchOperators:
     def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
         """There is no choice."""
         return {}
+
+    def chosen(self) -> AbstractContextManager[None]:
+        """There was no choice."""
+        return nullcontext()

@@ -107,17 +107,20 @@ class Transformer:
     ) -> None:
         """The same up to the head, of every row: nothing depends on which ones can commit.
 
+        Rows are multiplied as ``choose`` found, since this is what graphs hold.
+
         Args:
             normed: ``[rows, hidden]``, written over: memory that the caller keeps. What
                 ``logits_of`` takes.
         """
-        x, rows, rotation = self._below_last(tokens, positions, attention)
-        layer, last = self._layers[-1], len(self._layers) - 1
-        k, v = self._keys_values(layer, rows, rotation)
-        assert layer.q is not None
-        q = rotation(self._heads(layer.q(rows)))
-        mixed = attention.run(q, k, v, last)
-        normed.copy_(self._finish(layer, mixed, x, self._final_norm, is_final=True)[1])
+        with self._operators.chosen():
+            x, rows, rotation = self._below_last(tokens, positions, attention)
+            layer, last = self._layers[-1], len(self._layers) - 1
+            k, v = self._keys_values(layer, rows, rotation)
+            assert layer.q is not None
+            q = rotation(self._heads(layer.q(rows)))
+            mixed = attention.run(q, k, v, last)
+            normed.copy_(self._finish(layer, mixed, x, self._final_norm, is_final=True)[1])
 
     def logits_of(self, normed: Tensor, rows: Tensor) -> Tensor:
         """The head, ``[len(rows), vocab]``.

@@ -10,6 +10,7 @@ runs these engines beside the one under test; nothing here knows which kernels t
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -190,6 +191,10 @@ class PerturbedOperators:
     def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
         """There is no choice."""
         return {}
+
+    def chosen(self) -> AbstractContextManager[None]:
+        """There was no choice."""
+        return self._torch.chosen()
 
 
 def perturbed_operators(kind: NumberFormat, seed: int) -> tuple[OperatorsFactory, Errors]:
