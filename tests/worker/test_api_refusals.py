@@ -6,12 +6,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 from tests.worker.fakes import ToyEngine, ToyPool
 from tests.worker.harness import TOKEN, a_client, a_sequence, a_start, a_worker
 
 from sangam_core.decoding import Decoding, Resume, Unmasking, UnmaskingRule
 from sangam_core.placement import Role
 from sangam_core.wire import PROTOCOL_VERSION, KVSource, PassRan, WireGeometry
+from sangam_worker.api.guard import Guard
 from sangam_worker.process import Worker
 
 BLOCKS = "/internal/v1/blocks"
@@ -201,3 +203,29 @@ async def test_a_body_that_never_ends_gets_408() -> None:
         answer = await raw(worker, post_head("content-length: 100") + b"{")
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"connection: close" in answer.lower()
+
+
+async def test_a_body_that_the_worker_s_end_cuts_off_is_503_and_no_error_to_log() -> None:
+    is_reading = asyncio.Event()
+    sent: list[Message] = []
+
+    async def never(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("half a request came through")
+
+    async def receive() -> Message:
+        is_reading.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    guard = Guard(never, token=TOKEN, max_body_bytes=100, body_deadline_seconds=10.0)
+    headers = [(b"x-sangam-token", TOKEN.encode()), (b"content-length", b"50")]
+    scope = {"type": "http", "path": BLOCKS, "headers": headers}
+    serving = asyncio.create_task(guard(scope, receive, send))
+    await asyncio.wait_for(is_reading.wait(), 5)
+    serving.cancel()
+    await asyncio.wait_for(serving, 5)
+    assert sent[0]["status"] == 503
+    assert (b"connection", b"close") in sent[0]["headers"]

@@ -62,6 +62,9 @@ class Guard:
             refused = _Refused(408, "slow_body", f"the body took longer than {seconds}")
             await _answer(send, refused)
             return
+        except asyncio.CancelledError:  # by the server, which stops: no error of ours to log
+            await _answer(send, _Refused(503, "unavailable", "this worker stops"))
+            return
         if isinstance(body, _Refused):
             await _answer(send, body)
         elif body is not None:
