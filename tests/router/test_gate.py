@@ -1,5 +1,7 @@
 """The gate before the public API: what its last catch says, and to whom."""
 
+import asyncio
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
@@ -46,3 +48,24 @@ async def test_what_fails_in_its_answer_gets_no_second_one() -> None:
     assert [each["type"] for each in sent] == ["http.response.start", "http.response.body"]
     assert sent[-1]["more_body"]
     assert [each["status"] for each in logs if each["event"] == "request"] == [200]
+
+
+async def cancelled(scope: Scope, receive: Receive, send: Send) -> None:
+    raise asyncio.CancelledError
+
+
+async def cancelled_in_its_answer(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    raise asyncio.CancelledError
+
+
+async def test_what_the_routers_end_cuts_off_before_its_answer_is_503() -> None:
+    """uvicorn cancels what outlasts its shutdown, and logs a traceback for what lets that out."""
+    start, body = await sent_by(cancelled)
+    assert start["status"] == 503
+    assert b"retry-after" in dict(start["headers"])
+    assert b"this router stops" in body["body"]
+
+
+async def test_what_the_routers_end_cuts_off_in_its_answer_gets_no_second_one() -> None:
+    assert [message.get("status") for message in await sent_by(cancelled_in_its_answer)] == [200]

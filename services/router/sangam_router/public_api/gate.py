@@ -4,6 +4,7 @@ A plain ASGI middleware: starlette's own kind would put itself between a respons
 that the client is gone.
 """
 
+import asyncio
 import hmac
 import re
 import time
@@ -15,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sangam_core.errors import InvalidRequest, SangamError
+from sangam_core.errors import InvalidRequest, SangamError, Unavailable
 from sangam_router.metrics import RouterMetrics
 from sangam_router.public_api.errors import http_error
 
@@ -64,6 +65,10 @@ class Gate:
                 await self._app(scope, receive, send_with_id)
             except ClientDisconnect:
                 status = 499  # whatever the application tried to say to nobody
+            except asyncio.CancelledError:  # by the server, which stops: no error of ours to log
+                if not status:
+                    stops = Unavailable("this router stops before it could answer; ask again")
+                    await http_error(stops).response()(scope, receive, send_with_id)
             except Exception as error:  # noqa: BLE001 - the request boundary
                 if not isinstance(error, SangamError):
                     _log.exception("request_failed")
