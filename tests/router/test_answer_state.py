@@ -92,6 +92,8 @@ def test_a_block_restarts_from_masks_with_its_commits_beside_it() -> None:
         (1, {1: "a"}),  # a pass is missing
         (0, {32: "a"}),  # in the next block
         (0, {0: MASK}),  # no token
+        (0, {0: -1}),
+        (0, {0: 2**32}),  # no tokenizer takes it
     ],
 )
 def test_a_pass_that_cannot_be_is_not_believed(step: int, tokens: dict[int, int | str]) -> None:

@@ -10,6 +10,9 @@ from sangam_core.wire import PassRan
 from sangam_router.job import Delta, Denoised, FinishReason, Job
 from sangam_router.text_stream import Decode, TextStream
 
+_END_OF_TOKENS = 2**32
+"""Tokenizers take ids below this one; those that they do not know have no text."""
+
 
 class AnswerState:
     """Progress of one answer.
@@ -106,6 +109,8 @@ class AnswerState:
                 raise BlockLost(f"pass {event.step} committed position {position}, not a mask")
             if commit.token == self._mask_id:
                 raise BlockLost(f"pass {event.step} committed a mask at {position}")
+            if not 0 <= commit.token < _END_OF_TOKENS:
+                raise BlockLost(f"pass {event.step} committed token {commit.token}")
             seen.add(position)
 
     def _advance_text(self) -> str:
