@@ -70,3 +70,8 @@ def test_it_is_told_with_what_it_takes_of_the_first_one_s_time() -> None:
     found = fastest("kernel", [*times], lambda name: (times[name], RIGHT))
     assert (found, str(found)) == (("fa3", 0.75), "fa3 (0.75)")
     assert str(fastest("kernel", ["fa2"], lambda name: (1.0, RIGHT))) == "fa2"
+
+
+def test_a_gain_that_may_be_chance_is_none() -> None:
+    assert choose(fa2=(1.0, RIGHT), fa3=(0.995, RIGHT)) == "fa2"
+    assert choose(fa2=(1.0, RIGHT), fa3=(0.98, RIGHT)) == "fa3"
