@@ -29,6 +29,7 @@ from sangam_core.wire import (
     Refusal,
 )
 from sangam_router.job import Answer, Emit, Job
+from sangam_router.ledger.tasks import raise_if_cancelled
 from sangam_router.metrics import RouterMetrics
 from sangam_router.places import Place, Places
 from sangam_router.run import Run
@@ -176,7 +177,7 @@ class Driver:
                 async with self._open_while_there(place, opened) as stream:
                     return await self._follow_prefill(run, place, stream)
             except BlockLost as lost:
-                _raise_if_cancelled()
+                raise_if_cancelled()
                 self._lost(run, place, lost)
                 return Event.BLOCK_LOST
 
@@ -217,7 +218,7 @@ class Driver:
                 while not isinstance(await stream.next_event(), Completed):
                     pass
         except (BlockLost, TimeoutError):
-            _raise_if_cancelled()  # else: all tokens are here, which is what counts
+            raise_if_cancelled()  # else: all tokens are here, which is what counts
 
     # -- disaggregated ----------------------------------------------------------------------
 
@@ -240,7 +241,7 @@ class Driver:
             errors, bugs = group.split(SangamError)
             if errors is None or bugs is not None:
                 raise
-            _raise_if_cancelled()
+            raise_if_cancelled()
             raise _first(errors) from None
         return event
 
@@ -361,17 +362,6 @@ class Driver:
             worker_id=place.worker_id,
             reason=str(lost),
         )
-
-
-def _raise_if_cancelled() -> None:
-    """Cancel after all, where an error and a cancellation met and the error came out on top.
-
-    Up to Python 3.12 a task group that fails while its task is being cancelled raises only the
-    failure; going on then would keep a request alive whose client or deadline is gone.
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _first(errors: BaseExceptionGroup[SangamError]) -> SangamError:

@@ -27,6 +27,7 @@ from sangam_core.placement import (
     prefillers,
 )
 from sangam_router.ledger import FleetSnapshot
+from sangam_router.ledger.tasks import raise_if_cancelled
 
 _ANY_BLOCK = Demand("any", cost_tokens=1, num_pages=1)
 """As small as can be."""
@@ -210,6 +211,7 @@ class FleetView:
         while True:
             with contextlib.suppress(Unavailable):
                 await self._ledger.snapshot()
+            raise_if_cancelled()
             await asyncio.sleep(refresh_seconds)
 
     # -- internals ------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from tests.router.ledger.world import (
 
 from sangam_core.errors import Overloaded, Unavailable
 from sangam_core.placement import PlacementPolicy, Role
-from sangam_router.ledger import Ledger, Line, Ticket
+from sangam_router.fleet import FleetView
+from sangam_router.ledger import FleetSnapshot, Ledger, Line, Ticket
 from sangam_router.ledger.connect import connect
 from sangam_router.ledger.placing import Placement, Placer
 from sangam_router.ledger.scripts import Client
@@ -271,6 +272,54 @@ async def test_a_request_outlives_a_redis_that_dies_between_its_look_and_its_joi
         await router.aclose()
         await world.aclose()
         await redis.aclose()
+
+
+class SwallowsCancellations(Ledger):
+    """As a call of Redis does that breaks off in the moment in which it is cancelled."""
+
+    def __init__(self, redis: Client) -> None:
+        settings = {"lease_seconds": 10.0, "poll_seconds": 0.1}
+        super().__init__(redis, namespace="deaf", router_id="a", model=MODEL, **settings)
+        self.num_calls = 0
+
+    async def heartbeat(self) -> None:
+        await self._fails()
+
+    async def snapshot(self) -> FleetSnapshot:
+        await self._fails()
+        raise AssertionError
+
+    async def _fails(self) -> None:
+        self.num_calls += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise Unavailable("broken off") from None
+
+
+async def test_what_runs_in_the_background_ends_though_a_call_swallows_its_cancellation() -> None:
+    redis = connect("redis://127.0.0.1:1/0", timeout_seconds=0.3)
+    router = SwallowsCancellations(redis)
+    fleet = FleetView(router, policy=PlacementPolicy(), worker_lease_seconds=5.0)
+    news = asyncio.create_task(router._follow_news())
+    router._news.set()
+    tasks = [
+        asyncio.create_task(router._heartbeats()),
+        asyncio.create_task(fleet.run(refresh_seconds=60.0)),
+        asyncio.create_task(prefill(placer(router, patience_seconds=60.0), 1)),
+        news,
+    ]
+
+    async def all_call() -> bool:
+        return router.num_calls == len(tasks)
+
+    await until(all_call, "all of them call")
+    for task in tasks:
+        task.cancel()
+    _, pending = await asyncio.wait(tasks, timeout=2.0)
+    assert not pending
+    assert all(task.cancelled() for task in tasks)
+    await redis.aclose()
 
 
 async def test_avoided_workers_are_taken_only_where_no_other_has_room(world: World) -> None:

@@ -17,6 +17,7 @@ from sangam_core.errors import Unavailable
 from sangam_router.fleet_watch.annotations import wish_of
 from sangam_router.fleet_watch.pods import HistoryGone, PodEvent, PodSource, PodsUnavailable
 from sangam_router.ledger.desires import Decision, Verdict, Wish
+from sangam_router.ledger.tasks import raise_if_cancelled
 from sangam_router.metrics import FleetWatchMetrics
 
 _log = structlog.get_logger(__name__)
@@ -121,6 +122,7 @@ class FleetWatcher:
                 _log.exception("the fleet watcher has a bug")
                 self._lost(f"bug: {type(error).__name__}: {error}")
                 version = None
+            raise_if_cancelled()
             if self._clock() - began >= _MAX_BACKOFF_SECONDS:
                 backoff_seconds = _FIRST_BACKOFF_SECONDS
                 if version is not None:
@@ -189,6 +191,7 @@ class FleetWatcher:
             except Exception as error:  # noqa: BLE001 - as above
                 _log.exception("the fleet watcher has a bug")
                 self._ledger_problem = f"bug: {type(error).__name__}: {error}"
+            raise_if_cancelled()
 
     async def _write(self, wishes: Iterable[Wish]) -> None:
         """Write wishes; those that Redis cannot take now are written at the next resync."""

@@ -48,7 +48,7 @@ from sangam_router.ledger.reservations import Reservations
 from sangam_router.ledger.scripts import Client, Script, ScriptRunner
 from sangam_router.ledger.session import Session
 from sangam_router.ledger.snapshots import SharedSnapshots, SnapshotReader
-from sangam_router.ledger.tasks import OwnedTasks
+from sangam_router.ledger.tasks import OwnedTasks, raise_if_cancelled
 from sangam_router.ledger.waiting import Waiter
 from sangam_router.ledger.wakeups import Calls, Wakeups
 
@@ -284,6 +284,7 @@ class Ledger:
         while True:
             with contextlib.suppress(Unavailable):  # then the next beat mends what it must
                 await self.heartbeat()
+            raise_if_cancelled()
             await asyncio.sleep(self.lease_seconds / _HEARTBEATS_PER_LEASE)
 
     async def _take_snapshot(self) -> FleetSnapshot:
@@ -304,6 +305,7 @@ class Ledger:
             with contextlib.suppress(Unavailable):
                 await self.heartbeat()
                 await self.snapshot()
+            raise_if_cancelled()
 
     async def _flush(self) -> None:
         await self._reservations.flush()

@@ -26,6 +26,7 @@ from sangam_core.wire import BlockKey
 from sangam_router.fleet import FleetView
 from sangam_router.ledger.ledger import Ledger
 from sangam_router.ledger.records import Line, Refused, Reservation, Ticket
+from sangam_router.ledger.tasks import raise_if_cancelled
 from sangam_router.ledger.waiting import Waiter
 
 _NUM_STALE_LOOKS = 3
@@ -191,6 +192,7 @@ class Placer:
         try:
             return await search.join()
         except Unavailable as error:
+            raise_if_cancelled()
             patience.strain(str(error))
             return None
 
@@ -201,6 +203,7 @@ class Placer:
             try:
                 found = await self._look(search)
             except Unavailable as error:
+                raise_if_cancelled()
                 patience.strain(str(error))
                 await asyncio.sleep(min(backoff_seconds, patience.left_seconds))
                 backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)

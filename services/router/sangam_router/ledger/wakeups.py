@@ -19,6 +19,7 @@ from redis.asyncio.cluster import RedisCluster
 
 from sangam_router.ledger.records import UNIT_SEPARATOR, Line
 from sangam_router.ledger.scripts import Client
+from sangam_router.ledger.tasks import raise_if_cancelled
 from sangam_router.ledger.waiting import WaitingRoom
 
 _log = structlog.get_logger(__name__)
@@ -113,6 +114,7 @@ class Wakeups:
                         elif message["type"] == "message":
                             self._calls.heard(message["data"])
             except Exception as error:  # noqa: BLE001 - whatever breaks it, it is made again
+                raise_if_cancelled()
                 _log.info("subscription to wake-ups lost", error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(backoff_seconds)
                 backoff_seconds = min(2 * backoff_seconds, _LONGEST_BACKOFF_SECONDS)
