@@ -6,7 +6,7 @@ device's; which cut is the fastest is measured (``graphs.choice``). The kernel i
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from sangam_worker.attention.layout import AttentionLayout
 from sangam_worker.attention.protocol import FixedBatch
 from sangam_worker.kv_pool import KVPool
 
-_MOST_SPLITS = 8
+_SPLITS = (1, 2, 4, 8)
 """More parts than that cost more to put together than they gain."""
 
 _TILES_A_PROCESSOR = 4
@@ -68,25 +68,13 @@ def tilings(
 ) -> Sequence[Tiling]:
     """Those worth trying: keys are split by 2, 4, 8 while tiles are too few for the device."""
     group = num_heads // num_kv_heads
+    enough = _TILES_A_PROCESSOR * num_processors
     chosen = []
     for tiling in _NARROW if group * rows <= _NARROW[0].num_queries else _WIDE:
         tiles = num_sequences * num_kv_heads * num_query_tiles(group, rows, tiling)
-        num_splits = 1
-        while True:
-            chosen.append(
-                Tiling(
-                    tiling.num_queries,
-                    tiling.num_keys,
-                    tiling.num_warps,
-                    tiling.num_stages,
-                    num_splits,
-                )
-            )
-            if num_splits == _MOST_SPLITS or tiles * num_splits >= (
-                _TILES_A_PROCESSOR * num_processors
-            ):
-                break
-            num_splits *= 2
+        # Half as many parts were too few; without parts it is tried in any case.
+        useful = (each for each in _SPLITS if each == 1 or tiles * each // 2 < enough)
+        chosen += [replace(tiling, num_splits=each) for each in useful]
     return chosen
 
 

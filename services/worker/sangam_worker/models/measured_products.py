@@ -49,7 +49,6 @@ class MeasuredLinear(PlainLinear):
     ) -> None:
         super().__init__(weight, bias)
         self._products, self._algorithms = products, algorithms
-        self._stored, self._own_bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """The product."""
@@ -61,12 +60,12 @@ class MeasuredLinear(PlainLinear):
         """The product by one of the algorithms, or as torch does it."""
         if algorithm is None:
             return super().__call__(x)
-        return self._products.library.product(algorithm, x, self._stored, self._own_bias)
+        return self._products.library.product(algorithm, x, self._weight.t(), self._bias)
 
     def random_rows(self, num_rows: int) -> Tensor:
         """Rows to try it with."""
-        weight = self._stored
-        return torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        weight = self._weight
+        return torch.randn(num_rows, len(weight), dtype=weight.dtype, device=weight.device)
 
 
 class MeasuredProducts:

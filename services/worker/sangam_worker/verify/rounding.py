@@ -190,7 +190,7 @@ class PerturbedOperators:
 
     def choose(self, num_rows: int, measure: Stopwatch) -> dict[str, str]:
         """There is no choice."""
-        return {}
+        return self._torch.choose(num_rows, measure)
 
     def chosen(self) -> AbstractContextManager[None]:
         """There was no choice."""
